@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.machine import describe
@@ -29,7 +28,7 @@ from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles
 from penstock.storage import Storage
 
 EVENTS_S = 120
-OWN = ("runs", "datasets", "units", "stages", "profiles", "pipelines", "room")
+OWN = ("runs", "datasets", "units", "stages", "profiles", "pipelines", "retention")
 ROWS_A_NIGHT = 100
 PIPELINE = """\
 name: nightly
@@ -58,12 +57,11 @@ class Net:
 
 
 def main() -> None:
-    """Run the nights that are not noted yet, and write `disk.json` and the plot."""
+    """Run the nights that are not noted yet, and write `disk.json`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/images/disk.png"))
     options = parser.parse_args()
     file = make_project(options.folder)
     noted = options.folder / "nights.jsonl"
@@ -73,7 +71,6 @@ def main() -> None:
             handle.write(json.dumps(night) + "\n")
         print(night, file=sys.stderr, flush=True)
     save(options.out, "disk", {"machine": describe(("prefect", "ray", "mlflow")), "keep_runs": 5, "nights": nights})
-    plot(nights, options.plot)
 
 
 def make_project(folder: Path) -> Path:
@@ -122,22 +119,6 @@ def prefect_bytes(state_dir: Path) -> int:
     while not files.is_free("server"):
         time.sleep(0.1)  # until the lock of another program is free
     return files.database.stat().st_size
-
-
-def plot(nights: list[dict[str, Any]], target: Path) -> None:
-    """Megabytes by night."""
-    at = [night["night"] for night in nights]
-    own = np.array([sum(night["storage"].values()) for night in nights])
-    freed = np.cumsum([night["freed"] for night in nights])
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    axes.plot(at, (own + freed) / 1e6, color="#c0504d", label="penstock's storage without retention (kept + freed so far)")
-    axes.plot(at, own / 1e6, color="#1f5c99", label="with retention: {keep_runs: 5}")
-    axes.plot(at, np.array([night["source"] for night in nights]) / 1e6, color="#888888", label="the source files")
-    axes.set(xlabel="night", ylabel="MB", ylim=(0, None))
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120)
 
 
 if __name__ == "__main__":

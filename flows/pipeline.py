@@ -88,7 +88,7 @@ def pipeline(request: RunRequest) -> State[Any]:
 
 
 def _tell_wait(reporter: Reporter, holder: LeaseHolder) -> None:
-    reporter.say(f"  waiting for {holder.process}, which begins a run of this pipeline, repairs one or makes room")
+    reporter.say(f"  waiting for {holder.process}, which begins or repairs a run of this pipeline, or deletes old data")
 
 
 @contextlib.contextmanager

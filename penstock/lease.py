@@ -22,7 +22,7 @@ from penstock.errors import LeaseHeldError, ServiceError
 from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_left", "refuse_if_held"]
+__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_left", "refuse_if_held", "wait_until_free"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
@@ -74,6 +74,16 @@ def refuse_if_held(storage: Storage, path: str) -> None:
     holder = current_holder(storage, path)
     if holder is not None and not holder.brief:
         raise _refusal(storage, path, holder)
+
+
+def wait_until_free(storage: Storage, path: str, on_wait: Callable[[LeaseHolder], None]) -> None:
+    """Return once no living process holds the lease. `on_wait` is called once if that takes longer than two seconds."""
+    warn_at: float | None = time.monotonic() + SILENCE_S
+    while (holder := current_holder(storage, path)) is not None:
+        if warn_at is not None and time.monotonic() > warn_at:
+            on_wait(holder)
+            warn_at = None
+        time.sleep(BRIEFLY_S)
 
 
 @contextmanager

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import gzip
 import json
 import os
 import shutil
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -30,9 +28,6 @@ __all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_probl
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the OSError of a disk without room says."""
-
-_GZIP = b"\x1f\x8b"
-"""No JSON and no text begins with these bytes."""
 
 
 def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -177,21 +172,6 @@ class Storage:
             fs, full = self._locate(path)
             return bytes(fs.cat_file(full))
 
-    def read_record(self, path: str) -> bytes:
-        """The whole file of text or JSON, as it was before `compress_record`. One that is damaged gives what is there."""
-        content = self.read_bytes(path)
-        try:
-            return gzip.decompress(content) if content.startswith(_GZIP) else content
-        except (OSError, EOFError, zlib.error):
-            return content
-
-    def compress_record(self, path: str) -> None:
-        """Let a record that nobody writes any more take less room. Read it by `read_record` or `read_json`."""
-        content = self.read_bytes(path)
-        smaller = gzip.compress(content, mtime=0)
-        if not content.startswith(_GZIP) and len(smaller) < len(content):
-            self.write_bytes(path, smaller)
-
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
         """A binary stream to read from in the block, in which nothing but reading should fail."""
@@ -202,7 +182,7 @@ class Storage:
 
     def read_json(self, path: str) -> Any:
         """Parse the file as JSON. Raises ValueError on text that is no JSON."""
-        return json.loads(self.read_record(path))
+        return json.loads(self.read_bytes(path))
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Replace `path` with `data`; a reader sees the old file or the new one, never a part."""

@@ -15,7 +15,6 @@ from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.storage import root_problem
 from penstock.store_settings import StoreAddress, StoreSpec
-from penstock.tasks.room.spec import RetentionSpec
 from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
@@ -23,10 +22,19 @@ from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "cross_check"]
+__all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "RetentionSpec", "cross_check"]
 
 STATE_FOLDER = ".penstock"
 """Beside the pipeline file: what embedded servers keep, whatever the storage is, and the storage unless another is named."""
+
+
+class RetentionSpec(Section):
+    """Which runs keep their rows, checkpoints and answers (docs/retention.md). `penstock run` applies it when it is done."""
+
+    keep_runs: Annotated[int, Field(ge=1)] = 5
+    """How many of the newest runs. A sweep counts as one."""
+    keep_days: Annotated[float, Field(gt=0)] = 30
+    """Days since it was last worked on after which a run goes even if it is one of the newest; the newest of all never goes."""
 
 
 class PipelineSpec(Section):
@@ -58,7 +66,7 @@ class PipelineSpec(Section):
     tune: Annotated[TuneSpec | None, OnResume.FREE] = None
     """Which other values `penstock tune` tries (docs/tune.md)."""
     retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
-    """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/room.md)."""
+    """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
 
     @field_validator("storage")
     @classmethod

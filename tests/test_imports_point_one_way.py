@@ -61,11 +61,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tasks/stages.py": (),
     "tasks/prefect_away.py": (),
     "tasks/tune": (),
-    "tasks/room/spec.py": (),
-    "tasks/spec.py": ("tasks/tune", "tasks/room/spec.py"),
+    "tasks/spec.py": ("tasks/tune",),
     "tasks/project.py": ("tasks/spec.py",),
     "tasks/records": ("tasks/stages.py", "tasks/project.py"),
-    "tasks/room": ("tasks/room/spec.py", "tasks/records", "tasks/tune", "tasks/prefect_away.py"),
+    "tasks/retention": ("tasks/spec.py", "tasks/records", "tasks/tune"),
     "tasks/context.py": ("tasks/stages.py", "tasks/project.py", "tasks/records"),
     "tasks/model": ("tasks/context.py", "tasks/records"),
     "tasks": (
@@ -100,7 +99,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
     "mlflow": (
-        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "files", "pages", "tracker", "versions")),
+        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "pages", "tracker", "versions")),
         *("training/registry/", "training/users_mlflow.py"),
     ),
     "typer": ("flows/",),

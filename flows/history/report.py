@@ -57,7 +57,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         ranks=wait_by_rank(points),
         checkpoints=CheckpointStore(own).committed(),
         figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
-        environment=own.read_record("environment.txt").decode() if own.exists("environment.txt") else "",
+        environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
         command=attempts[-1].command if attempts else "",
     )
 

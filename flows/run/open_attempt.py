@@ -193,7 +193,7 @@ def introduce(ctx: RunContext) -> None:
         ctx.tracker.replay(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    environment = own.read_record(_ENVIRONMENT).decode()
+    environment = own.read_bytes(_ENVIRONMENT).decode()
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", environment)
     _show_keys(ctx)
     link_to_tracker(ctx)

@@ -1,37 +1,23 @@
-"""Which models of a pipeline have an alias, and what does a run that is done free?"""
+"""Which models of a pipeline have an alias, and what is deleted when a run is done?"""
 
 from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError
-from penstock.flows.servers.prefect_server import ServerFiles
+from penstock.errors import LeaseHeldError, PenstockError
+from penstock.lease import LeaseHolder
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
-from penstock.tasks.records.ledger import Ledger, Run
-from penstock.tasks.room.free import Cleaning, clean
-from penstock.tasks.room.plan import Going, RoomPlan
+from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.retention.clean import Cleaning
+from penstock.tasks.retention.plan import CleanupPlan, Deletion
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import TrackingSpec
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
 
-if TYPE_CHECKING:
-    from penstock.training.tracking.mlflow_files import OldRun
-
-__all__ = [
-    "aliased_models",
-    "apply_retention",
-    "cleaned_by",
-    "free_flow_runs",
-    "free_tracked",
-    "going_text",
-    "tracked_files",
-    "tracked_text",
-]
+__all__ = ["aliased_models", "apply_retention", "format_actor", "format_deletions"]
 
 _KINDS = {"run": "run", "dataset": "dataset", "unit": "unit", "record": "record of stages"}
 
@@ -40,7 +26,7 @@ def aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, 
     """Version, as `models:/name/3` -> the alias it has now, of the models that the pipeline's runs registered.
 
     Raises:
-        ServiceError: the registry does not answer, so that nobody knows.
+        ServiceError: the registry does not answer.
         PreflightError: the package of a registry cannot be imported.
     """
     models: dict[tuple[str, str], set[str]] = {}
@@ -58,101 +44,40 @@ def aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, 
     return found
 
 
-def tracked_files(ledger: Ledger, pipeline: str, state_dir: Path, going: Collection[str] = ()) -> list[OldRun]:
-    """What MLflow keeps, in penstock's own folder, of runs of the pipeline that are cleaned.
-
-    Args:
-        going: runs that are about to be.
-
-    Raises:
-        ServiceError: MLflow's database cannot be read.
-    """
-    runs = ledger.runs()
-    gone = [run for run in runs if run.pipeline == pipeline and (run.cleaned is not None or run.run in going)]
-    ids = [run.tracking_runs["mlflow"] for run in gone if "mlflow" in run.tracking_runs]
-    stay = [run for run in runs if run not in gone]
-    kept = {str(run.result.get("model_uri")) for run in stay} | {str(_start_of(run)) for run in stay}
-    if not ids:
-        return []
-    from penstock.training.tracking.mlflow_files import old_runs  # it loads MLflow
-
-    return old_runs(mlflow_uri(state_dir), ids, kept)
-
-
-def _start_of(run: Run) -> object:
-    """The version whose weights a run began with: it is looked up again when the run continues."""
-    return run.spec.get("train", {}).get("start_from")
-
-
-def free_tracked(ledger: Ledger, state_dir: Path, old: Sequence[OldRun]) -> int:
-    """Delete what `tracked_files` found; returns the bytes. Raises ServiceError or OSError."""
-    if not old:
-        return 0
-    ids = {each.run_id for each in old if each.versions}
-    for run in ledger.runs():
-        # Before they go: a kill in between leaves a word too early, and the next cleaning makes it true.
-        if run.tracking_runs.get("mlflow") in ids and not run.versions_deleted:
-            ledger.save_run(run.model_copy(update={"versions_deleted": True}))
-            ledger.storage.compress_record(f"runs/{run.run}/run.json")
-    from penstock.training.tracking.mlflow_files import remove_files
-
-    return remove_files(mlflow_uri(state_dir), old)
-
-
-def free_flow_runs(ledger: Ledger, pipeline: str, state_dir: Path) -> int:
-    """Delete what the embedded Prefect server, if this process uses it, keeps of runs that are cleaned; returns how many.
-
-    Raises:
-        ServiceError: it does not answer.
-    """
-    if not ServerFiles(state_dir).is_used_here:
-        return 0
-    gone = {run.run for run in ledger.runs() if run.pipeline == pipeline and run.cleaned is not None}
-    if not gone:
-        return 0
-    from penstock.tasks.room.flow_runs import remove_flow_runs  # it loads Prefect, which `penstock clean` has not yet
-
-    return remove_flow_runs(pipeline, gone)
-
-
-def tracked_text(old: Sequence[OldRun]) -> str:
-    """`MLflow's files of 3 runs, 2 versions: 1.2 MB`."""
-    versions = sum(len(run.versions) for run in old)
-    said = f", {counted(versions, 'version')}" if versions else ""
-    return f"MLflow's files of {counted(len(old), 'run')}{said}: {sum(run.size_bytes for run in old) / 1e6:,.1f} MB"
-
-
-def cleaned_by(what: str) -> str:
-    """What a cleaned run says of who cleaned it."""
+def format_actor(action: str) -> str:
+    """`penstock clean of ann on host`."""
     try:
-        return f"{what} of {getpass.getuser()} on {socket.gethostname()}"
+        return f"{action} of {getpass.getuser()} on {socket.gethostname()}"
     except (KeyError, OSError):  # an account without a name
-        return f"{what} on {socket.gethostname()}"
+        return f"{action} on {socket.gethostname()}"
 
 
-def going_text(going: tuple[Going, ...]) -> str:
+def format_deletions(deletions: Collection[Deletion]) -> str:
     """`1.2 MB: 3 runs 1.0 MB, 2 units 0.2 MB`."""
     parts = []
     for kind, name in _KINDS.items():
-        sizes = [each.size_bytes for each in going if each.kind == kind]
+        sizes = [each.size_bytes for each in deletions if each.kind == kind]
         if sizes:
             many = "records of stages" if kind == "record" else None
             parts.append(f"{counted(len(sizes), name, many)} {sum(sizes) / 1e6:,.1f} MB")
-    return f"{sum(each.size_bytes for each in going) / 1e6:,.1f} MB: {', '.join(parts)}"
+    return f"{sum(each.size_bytes for each in deletions) / 1e6:,.1f} MB: {', '.join(parts)}"
 
 
 def apply_retention(ctx: RunContext) -> dict[str, int]:
-    """Free what the section `retention` lets go, and say how much. Trouble is a warning."""
-    retention = ctx.project.spec.retention
+    """Delete what the section `retention` does not keep, and report the bytes. Trouble is a warning."""
+    retention, reporter = ctx.project.spec.retention, ctx.reporter
     if retention is None:
         return {}
 
-    def tell(plan: RoomPlan) -> None:
-        if plan.going:
-            ctx.reporter.say(f"retention: frees {going_text(plan.going)}")
+    def announce(plan: CleanupPlan) -> None:
+        if plan.deletions:
+            reporter.say(f"retention: frees {format_deletions(plan.deletions)}")
+        if plan.rows_stay:
+            reporter.say(f"retention: prepared rows stay: {plan.rows_stay}")
 
-    gone: tuple[Going, ...] = ()
-    tracked = flow_runs = 0
+    def on_wait(holder: LeaseHolder) -> None:
+        reporter.say(f"retention: waiting for another cleaning of the storage: {holder.process}")
+
     try:
         cleaning = Cleaning(
             ledger=ctx.ledger,
@@ -161,13 +86,11 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
             aliased=aliased_models(ctx.ledger, ctx.run.pipeline, ctx.state_dir),
             by=f"retention of run {ctx.run.run}",
         )
-        gone = clean(cleaning, tell)
-        old = tracked_files(ctx.ledger, ctx.run.pipeline, ctx.state_dir) if retention.mlflow else []
-        if old:
-            ctx.reporter.say(f"retention: frees {tracked_text(old)}")
-        tracked = free_tracked(ctx.ledger, ctx.state_dir, old)
-        flow_runs = free_flow_runs(ctx.ledger, ctx.run.pipeline, ctx.state_dir)
+        done = cleaning.clean(announce, on_wait)
+    except LeaseHeldError as error:
+        reporter.say(f"retention: nothing more is freed now, but when the next run is done: {error.message}")
+        return {"freed_bytes": 0}
     except (PenstockError, OSError) as error:
-        ctx.reporter.warn(f"retention: nothing more is freed: {error}")
-    freed = sum(each.size_bytes for each in gone)
-    return {"freed_bytes": freed, "freed_mlflow_bytes": tracked, "freed_flow_runs": flow_runs}
+        reporter.warn(f"retention: nothing more is freed: {error}")
+        return {"freed_bytes": 0}
+    return {"freed_bytes": sum(each.size_bytes for each in done.deletions)}

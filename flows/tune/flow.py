@@ -86,7 +86,8 @@ def tune(request: TuneRequest) -> State[Any]:
         need_ray = RayOnDemand(loaded, project, reporter, stopping, ray_stack)
         if ray_address() is not None:
             project.spread = need_ray.spread
-        ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
+        with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
+            ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
         try:
             trials = _trials(ctx, loaded, tune_section, need_ray)
             result = finish_folds(ctx, trials) if request.folds else _keep_best(ctx, loaded, tune_section, trials, ray_stack)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.flows.verbs.status import sweeps_among
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, told_model
+from penstock.tasks.records.ledger import Attempt, Ledger, Run
 
 __all__ = ["collect_log", "show_log"]
 
@@ -52,7 +52,7 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         if measured and entry["difference"]:
             measured += f" ({entry['difference']:+.4f}, {'better' if entry['better'] else 'worse'})"
         words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
-        words += [told_model(entry), entry["cleaned"] or ""]
+        words += [entry["model_uri"] or "", entry["cleaned"] or ""]
         console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
@@ -84,7 +84,6 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
         "difference": difference,
         "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
         "model_uri": registered,
-        "model_deleted": run.versions_deleted,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
         "why": attempt.why_failed(run.cleaned),

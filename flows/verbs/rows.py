@@ -90,7 +90,7 @@ def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
     if gone is not None:
         raise DataError(
             f"the rows of run {run.run} were {gone}",
-            next_step="run the pipeline with those files and settings again: it prepares them again (docs/room.md)",
+            next_step="run the pipeline with those files and settings again: it prepares them again (docs/retention.md)",
         )
     if record is None:
         raise DataError(f"run {run.run} has no {stage} on record", next_step="penstock log lists the runs that went further")

@@ -18,7 +18,7 @@ from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of, told_model
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
@@ -90,7 +90,7 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             _count(run["status"], run["attempts"]),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
-            told_model(run),
+            run["model_uri"] or "",
             run["cleaned"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
@@ -145,7 +145,6 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "checkpoint": committed[0].name if committed else None,
         "exactness": exactness,
         "model_uri": run.result.get("model_uri"),
-        "model_deleted": run.versions_deleted,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
         "sweep": None,

@@ -17,7 +17,7 @@ import resource
 import shutil
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -106,11 +106,6 @@ class NodeCache:
                 f"the node's cache in {self.folder} cannot take {storage.uri(shard.path)}: {error}",
                 next_step="mend that, or point PENSTOCK_CACHE_DIR to another folder",
             ) from error
-
-    def forget(self, digests: Iterable[str]) -> None:
-        """Delete shards that their storage does not have any more; one that a process maps goes when room is needed."""
-        for digest in digests:
-            _evict(self._place(digest))
 
     def _place(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.arrow"

@@ -1,6 +1,6 @@
 """How does a source become a cached dataset? Unit by unit, each committed by itself; a manifest, written last, makes it exist.
 
-Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json` (and in_use.py),
+Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json`,
 and `datasets/<key>/lease`, held by the process that makes it: another one waits.
 """
 
@@ -21,7 +21,6 @@ from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
-from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
     FILE_NAME,
@@ -89,7 +88,6 @@ def materialize(
             transform or column that is wrong, or a damaged unit that came out differently.
     """
     jobs = _plan(preparation, spec, storage, piece_bytes)
-    use_units(storage, key, [job.key for job in jobs], progress)
     if not is_kept:
         return _build_units(key, preparation, jobs, storage, progress, parallel)
     with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=partial(_tell_wait, progress, len(jobs))):

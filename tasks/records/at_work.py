@@ -6,6 +6,7 @@ never begin it twice.
 
     pipelines/<name>/lease           of the name
     pipelines/<name>/leases/<run>    of a run; what a holder that is gone left is removed by the next that chooses
+    retention/lease                  of the storage, held while old data are deleted: no run begins meanwhile
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from penstock.errors import LeaseHeldError, ServiceError
-from penstock.lease import LeaseHolder, current_holder, hold_lease, is_left
+from penstock.lease import LeaseHolder, current_holder, hold_lease, is_left, wait_until_free
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import lease_path, run_leases
 
-__all__ = ["choosing_a_run", "holders_of_runs"]
+__all__ = ["CLEANUP_LEASE", "choosing_a_run", "holders_of_runs"]
+
+CLEANUP_LEASE = "retention/lease"
+"""Held by the one process that deletes old data of the storage; see tasks/retention/clean.py."""
 
 
 @contextmanager
@@ -28,7 +32,7 @@ def choosing_a_run(
     on_lost: Callable[[LeaseHeldError], None] = lambda _error: None,
     on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
 ) -> Iterator[None]:
-    """Be the only process that chooses, begins or repairs a run of the pipeline; one that does so now is waited for.
+    """Be the only process that chooses, begins or repairs a run of the pipeline, and wait for a cleaning of the storage to end.
 
     Args:
         on_lost: as of `hold_lease`.
@@ -38,6 +42,7 @@ def choosing_a_run(
         LeaseHeldError: a holder that seemed dead, and was not of this machine, lives.
     """
     with hold_lease(storage, lease_path(pipeline), on_lost, brief=True, on_wait=on_wait):
+        wait_until_free(storage, CLEANUP_LEASE, on_wait)
         folder = run_leases(pipeline)
         for run in storage.list(folder):
             if is_left(storage, f"{folder}/{run}"):

@@ -15,7 +15,7 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     stages/<stage>/<key>.json            outputs any run with the same key may reuse
     profiles/<key>.json                  what the rows were that the materialize stage of that key prepared
 
-What is cleaned (tasks/room) keeps small records: of the run, and of what its stages came to.
+A cleaned run (tasks/retention) keeps small records: its own, and those of its stages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ __all__ = [
     "lease_path",
     "run_leases",
     "sweep_lease_path",
-    "told_model",
     "utc_now",
 ]
 
@@ -86,7 +85,7 @@ def utc_now() -> str:
 
 
 class Cleaned(Section):
-    """That the data of a record were deleted to make room."""
+    """When and by what the data of a record were deleted."""
 
     at: str
     """UTC."""
@@ -111,7 +110,7 @@ class StageRecord(Section):
     run: str = ""
     """The run that made it."""
     cleaned: Cleaned | None = None
-    """The data it speaks of are deleted: it is kept to be read, and never reused."""
+    """Its data are deleted: the record is kept to be read, and never reused."""
 
 
 class Attempt(Section):
@@ -180,19 +179,11 @@ class Run(Section):
     """What the last finished attempt reported."""
     cleaned: Cleaned | None = None
     """Its checkpoints, figures and answers are deleted: it does not continue."""
-    versions_deleted: bool = False
-    """So are the versions of the model that it had registered, with their files."""
 
     @property
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
-
-
-def told_model(entry: Mapping[str, Any]) -> str:
-    """`models:/name/3`, or `models:/name/3 (deleted)`, of a described run or attempt; empty if it has registered none."""
-    uri = entry["model_uri"] or ""
-    return f"{uri} (deleted)" if uri and entry["model_deleted"] else uri
 
 
 def lease_of(run: Run) -> str:
@@ -225,7 +216,7 @@ class Ledger:
         pointer = f"pipelines/{pipeline}/current.json"
         try:
             run_id = str(self.storage.read_json(pointer)["run"])
-            return Run.model_validate_json(self.storage.read_record(f"runs/{run_id}/run.json"))
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
         except FileNotFoundError as error:
             if not self.storage.exists(pointer):
                 return None
@@ -280,7 +271,7 @@ class Ledger:
     def load_run(self, run_id: str) -> Run | None:
         """A run's record; None if there is none that can be read."""
         try:
-            return Run.model_validate_json(self.storage.read_record(f"runs/{run_id}/run.json"))
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
         except (FileNotFoundError, ValidationError):
             return None
 
@@ -338,7 +329,7 @@ class Ledger:
         found: list[Attempt] = []
         for name in self.storage.list(f"runs/{run_id}/attempts"):
             try:
-                found.append(Attempt.model_validate_json(self.storage.read_record(f"runs/{run_id}/attempts/{name}")))
+                found.append(Attempt.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/attempts/{name}")))
             except ValidationError:
                 continue
         return sorted(found, key=lambda attempt: attempt.number)
@@ -373,7 +364,7 @@ class Ledger:
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
         """The record at `path`, if it is there, parses and carries `key`; with `cleaned` also one whose data are deleted."""
         try:
-            record = StageRecord.model_validate_json(self.storage.read_record(path))
+            record = StageRecord.model_validate_json(self.storage.read_bytes(path))
         except (FileNotFoundError, ValidationError):
             return None
         return record if record.key == key and (cleaned or record.cleaned is None) else None

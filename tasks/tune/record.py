@@ -71,7 +71,7 @@ def current_sweep(storage: Storage, pipeline: str) -> SweepRecord | None:
     """The sweep that the next command continues, if there is one that can be read."""
     try:
         sweep = str(storage.read_json(f"pipelines/{pipeline}/sweep.json")["run"])
-        return SweepRecord.model_validate_json(storage.read_record(f"runs/{sweep}/sweep.json"))
+        return SweepRecord.model_validate_json(storage.read_bytes(f"runs/{sweep}/sweep.json"))
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # a ValidationError is a ValueError
         return None
 
@@ -87,7 +87,7 @@ def load_trials(storage: Storage, sweep: str) -> list[Trial]:
     found: list[Trial] = []
     for name in sorted(storage.list(f"runs/{sweep}/trials")):
         try:
-            trial = Trial.model_validate_json(storage.read_record(f"runs/{sweep}/trials/{name}"))
+            trial = Trial.model_validate_json(storage.read_bytes(f"runs/{sweep}/trials/{name}"))
         except ValidationError:
             break
         if trial.number != len(found) + 1:

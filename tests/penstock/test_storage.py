@@ -28,22 +28,6 @@ def test_what_is_written_reads_back_and_lists_without_temporaries(tmp_path: Path
     assert storage.child("a").exists("b.json")
 
 
-def test_a_compressed_record_reads_as_before_and_takes_less_room(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path))
-    storage.write_json("run.json", {"files": [f"night-{number}.csv" for number in range(100)]})
-    before, value = storage.read_bytes("run.json"), storage.read_json("run.json")
-    for _ in range(2):
-        storage.compress_record("run.json")
-        assert (storage.read_record("run.json"), storage.read_json("run.json")) == (before, value)
-        assert storage.size("run.json") < len(before) / 3
-    storage.write_bytes("tiny", b"{}")
-    storage.compress_record("tiny")
-    assert storage.read_bytes("tiny") == storage.read_record("tiny") == b"{}"
-    storage.write_bytes("run.json", storage.read_bytes("run.json")[:50])
-    with pytest.raises(ValueError, match="decode"):
-        storage.read_json("run.json")
-
-
 def test_of_many_creators_one_wins(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     with ThreadPoolExecutor(16) as pool:

@@ -104,7 +104,7 @@ def _segments(run_storage: Storage) -> list[_Segment]:
 def _read_segment(run_storage: Storage, path: str) -> list[Point]:
     points = []
     try:
-        for line in run_storage.read_record(path).splitlines():
+        for line in run_storage.read_bytes(path).splitlines():
             record = json.loads(line)
             points.append(Point(int(record["t"]), int(record["s"]), {str(k): float(v) for k, v in record["v"].items()}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -15,7 +15,7 @@ from penstock.flows.verbs.compare.source import code_diffs
 from penstock.flows.verbs.which_run import RunNames, main_metric
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.data import RunData, compare_data
-from penstock.tasks.records.ledger import Run, told_model
+from penstock.tasks.records.ledger import Run
 
 __all__ = ["compare_runs", "show_comparison"]
 
@@ -73,7 +73,7 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
 
     for side in ("before", "after"):
         run = compared[side]
-        say(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {told_model(run)}".rstrip())
+        say(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
     say("        " + ", ".join(f"{'same' if same else 'other'} {what}" for what, same in compared["same"].items()))
     say("")
     for sentence in compared["findings"]:
@@ -104,7 +104,6 @@ def _described(run: Run) -> dict[str, Any]:
         "created": run.created,
         "status": run.status,
         "model_uri": run.result.get("model_uri"),
-        "model_deleted": run.versions_deleted,
         "url": run.result.get("url"),
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
     }

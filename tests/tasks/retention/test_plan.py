@@ -1,16 +1,15 @@
-"""What goes and what stays: rules on examples, and for any storage that can be, that nothing which stays loses anything."""
+"""What goes and what stays: rules on examples, and as a property: nothing that stays loses anything."""
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tasks.room.plan import RECORD_BYTES, Holdings, RoomPlan, RunUse, plan_room
-from penstock.tasks.room.spec import RetentionSpec
+from penstock.tasks.retention.plan import RECORD_BYTES, CleanupPlan, Inventory, RunUse, plan_cleanup
+from penstock.tasks.spec import RetentionSpec
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TWO = RetentionSpec(keep_runs=2, keep_days=30)
@@ -30,103 +29,104 @@ def files_of(runs: list[RunUse], units: dict[str, frozenset[str]]) -> dict[str, 
         found |= {f"{folder}/run.json": 900, f"{folder}/attempts/0001.json": 300, f"{folder}/code.json": 200}
         found |= {f"{folder}/checkpoints/step-1/manifest.json": 90, f"{folder}/checkpoints/step-1/model": 5000}
         found |= {f"stages/{stage}/{key}.json": 100 for stage, key in each.keys.items() if stage != "train"}
-        if each.keys:
-            found |= {f"pipelines/{each.pipeline}/trainings/{each.keys['train']}.json": 40}
     for dataset, made_of in units.items():
         found |= {f"datasets/{dataset}/manifest.json": 700}
         found |= {f"units/{unit}/{name}": 3000 for unit in made_of for name in ("unit.json", "train-00000.arrow")}
     return found
 
 
-def holdings(runs: list[RunUse], **more: object) -> Holdings:
+def inventory(runs: list[RunUse], **more: object) -> Inventory:
     units = {f"rows{day}": frozenset({f"u{day}a", "shared"}) for day in range(1, 5)}
-    return replace(Holdings(files_of(runs, units), tuple(runs), NOW, units), **more)  # type: ignore[arg-type]
+    return replace(Inventory(files_of(runs, units), tuple(runs), NOW, units), **more)  # type: ignore[arg-type]
 
 
-def names(plan: RoomPlan, *kinds: str) -> set[str]:
-    return {each.name for each in plan.going if each.kind in kinds}
+def names(plan: CleanupPlan, *kinds: str) -> set[str]:
+    return {each.name for each in plan.deletions if each.kind in kinds}
 
 
-def test_old_runs_go_with_rows_that_no_other_run_has_and_records_stay() -> None:
-    plan = plan_room(holdings([run(day) for day in range(1, 5)]), "p", TWO)
+def test_old_runs_go_with_their_own_rows_and_records_stay() -> None:
+    plan = plan_cleanup(inventory([run(day) for day in range(1, 5)]), "p", TWO)
     assert plan.kept == {"r4": "the newest run", "r3": "one of the newest 2"}
     assert names(plan, "run") == {"r1", "r2"}
     assert names(plan, "dataset") == {"rows1", "rows2"}
     assert names(plan, "unit") == {"u1a", "u2a"}  # and not the one that all share
-    assert names(plan, "record") == {"pipelines/p/trainings/train1.json", "pipelines/p/trainings/train2.json"}
-    gone = {path for each in plan.going for path in each.paths}
+    assert names(plan, "record") == set()
+    gone = {path for each in plan.deletions for path in each.paths}
     assert gone & {path for path in gone if path.endswith(("run.json", "code.json", "0001.json"))} == set()
-    assert plan.size_bytes == 2 * (5090 + 700 + 6000 + 40)
+    assert sum(each.size_bytes for each in plan.deletions) == 2 * (5090 + 700 + 6000)
 
 
-def test_days_let_even_the_newest_runs_go_but_for_the_last() -> None:
-    plan = plan_room(holdings([run(1), run(2)]), "p", RetentionSpec(keep_runs=5, keep_days=3))
+def test_keep_days_cleans_all_but_the_newest_run() -> None:
+    plan = plan_cleanup(inventory([run(1), run(2)]), "p", RetentionSpec(keep_runs=5, keep_days=3))
     assert plan.kept == {"r2": "the newest run"}
 
 
-@pytest.mark.parametrize(
-    ("more", "stays"),
-    [
-        ({"held": {"r1": "its model is m@champion"}}, "its model is m@champion"),
-        ({"busy": {"p": "a sweep is at work"}}, "a sweep is at work"),
-    ],
-)
-def test_what_is_held_or_worked_on_stays_with_its_rows(more: dict[str, object], stays: str) -> None:
-    plan = plan_room(holdings([run(day) for day in range(1, 5)], **more), "p", TWO)
-    assert plan.kept["r1"] == stays
+def test_held_run_stays_with_its_rows() -> None:
+    found = inventory([run(day) for day in range(1, 5)], held={"r1": "its model is m@champion"})
+    plan = plan_cleanup(found, "p", TWO)
+    assert plan.kept["r1"] == "its model is m@champion"
     assert not names(plan, "dataset", "unit") & {"rows1", "u1a"}
 
 
-def test_a_run_at_work_stays_and_takes_no_place_of_one_that_ended() -> None:
-    found = holdings([run(day) for day in range(1, 5)], at_work={"r4": "a run is at work"})
-    assert plan_room(found, "p", TWO).kept == {
+def test_run_at_work_stays_and_is_not_counted_as_newest() -> None:
+    found = inventory([run(day) for day in range(1, 5)], at_work={"r4": "a run is at work"})
+    assert plan_cleanup(found, "p", TWO).kept == {
         "r4": "a run is at work", "r3": "the newest run", "r2": "one of the newest 2"
     }  # fmt: skip
 
 
-def test_a_run_stays_that_a_kept_run_began_with_and_the_trials_of_a_kept_sweep() -> None:
+def test_start_of_a_kept_run_and_trials_of_a_kept_sweep_stay() -> None:
     sweep = run(3, "sweep", sweep="sweep", needs=frozenset({"r1"}))
     trials = [run(2, "trial", sweep="sweep"), run(2, "other", sweep="older")]
-    plan = plan_room(holdings([run(1), *trials, sweep, run(4, needs=frozenset({"gone"}))]), "p", TWO)
+    plan = plan_cleanup(inventory([run(1), *trials, sweep, run(4, needs=frozenset({"gone"}))]), "p", TWO)
     assert plan.kept["trial"] == plan.kept["r1"] == "used by sweep"
     assert names(plan, "run") == {"other"}
 
 
-def test_other_pipelines_keep_their_runs_and_what_they_share() -> None:
+def test_runs_of_other_pipelines_stay_with_shared_rows() -> None:
     other = run(1, "theirs", pipeline="q", keys={"materialize": "rows1", "train": "train1"})
-    plan = plan_room(holdings([run(day) for day in range(1, 5)] + [other]), "p", TWO)
+    plan = plan_cleanup(inventory([run(day) for day in range(1, 5)] + [other]), "p", TWO)
     assert names(plan, "dataset") == {"rows2"} and "theirs" not in names(plan, "run")
 
 
-def test_while_a_sweep_is_at_work_no_prepared_rows_go() -> None:
-    plan = plan_room(holdings([run(day) for day in range(1, 5)], sweeping=True), "p", TWO)
-    assert {each.kind for each in plan.going} == {"run"}
-    assert all(
-        plan.uses(each) == (each.kind != "run") for each in plan_room(holdings([run(1), run(2), run(3)]), "p", TWO).going
-    )
+def test_rows_in_use_stay_and_old_runs_go() -> None:
+    plan = plan_cleanup(inventory([run(day) for day in range(1, 5)], rows_in_use="run x is at work"), "p", TWO)
+    assert {each.kind for each in plan.deletions} == {"run"} and plan.rows_stay == "run x is at work"
 
 
-def test_what_a_killed_cleaning_left_goes_and_a_cleaned_run_holds_nothing() -> None:
+def test_units_of_a_stopped_preparation_stay_until_it_has_ended() -> None:
+    stopped = run(9, keys={"read": "read9", "materialize": "rows9"})
+    runs = [run(4), stopped]
+    files = {"units/u9/unit.json": 10, **files_of(runs, {"rows4": frozenset({"u4a"})})}
+    left = {path: size for path, size in files.items() if path != "stages/materialize/rows9.json"}
+    found = inventory(runs, units={"rows4": frozenset({"u4a"})})
+    assert names(plan_cleanup(replace(found, files=left), "p", TWO), "unit") == set()
+    assert names(plan_cleanup(replace(found, files=files), "p", TWO), "unit") == {"u9"}
+
+
+def test_leftovers_of_a_killed_cleaning_go() -> None:
     runs = [run(1, cleaned=True), run(4)]
-    plan = plan_room(holdings(runs), "p", TWO)
-    assert [each.why for each in plan.going if each.kind == "run"] == ["left by a cleaning that was killed"]
+    plan = plan_cleanup(inventory(runs), "p", TWO)
+    assert [each.why for each in plan.deletions if each.kind == "run"] == ["left by a cleaning that was killed"]
     assert {"rows1", "rows2", "rows3"} == names(plan, "dataset")
-    left = {path: size for path, size in holdings(runs).files.items() if path not in {p for e in plan.going for p in e.paths}}
-    assert plan_room(holdings(runs, files=left), "p", TWO).going == ()
+    left = {
+        path: size for path, size in inventory(runs).files.items() if path not in {p for e in plan.deletions for p in e.paths}
+    }
+    assert plan_cleanup(inventory(runs, files=left), "p", TWO).deletions == ()
 
 
-def test_a_record_that_is_large_goes_with_its_run_and_one_of_no_run_goes_too() -> None:
-    found = holdings([run(1, cleaned=True), run(4)])
+def test_large_records_of_cleaned_runs_go() -> None:
+    found = inventory([run(1, cleaned=True), run(4)])
     large = {
         "stages/read/read1.json": RECORD_BYTES + 1,
         "stages/read/of-none.json": 10,
         "stages/read/read4.json": RECORD_BYTES + 1,
+        "stages/materialize/rows1.json": RECORD_BYTES + 1,  # cut when its dataset goes
     }
     large |= {"runs/r1/journal/1.jsonl": RECORD_BYTES, "runs/r1/journal/2.jsonl": 1, "runs/r1/outbox.json": RECORD_BYTES + 1}
-    plan = plan_room(replace(found, files={**found.files, **large}), "p", TWO)
-    assert {"stages/read/read1.json", "stages/read/of-none.json"} <= names(plan, "record")
-    assert "stages/read/read4.json" not in names(plan, "record")
-    gone = {path for each in plan.going for path in each.paths}
+    plan = plan_cleanup(replace(found, files={**found.files, **large}), "p", TWO)
+    assert names(plan, "record") == {"stages/read/read1.json"}
+    gone = {path for each in plan.deletions for path in each.paths}
     assert {"runs/r1/journal/1.jsonl", "runs/r1/journal/2.jsonl"} <= gone and "runs/r1/outbox.json" not in gone
 
 
@@ -152,13 +152,13 @@ UNITS = st.dictionaries(
     st.integers(1, 4),
     st.integers(1, 60),
 )
-def test_nothing_that_stays_loses_anything_and_a_second_cleaning_finds_nothing(
+def test_kept_runs_lose_nothing_and_a_second_plan_is_empty(
     runs: list[RunUse], units: dict[str, frozenset[str]], held: dict[str, str], keep_runs: int, keep_days: int
 ) -> None:
-    found = Holdings(files_of(runs, units), tuple(runs), NOW, units, held)
+    found = Inventory(files_of(runs, units), tuple(runs), NOW, units, held)
     retention = RetentionSpec(keep_runs=keep_runs, keep_days=keep_days)
-    plan = plan_room(found, "p", retention)
-    left = {path: size for path, size in found.files.items() if path not in {p for each in plan.going for p in each.paths}}
+    plan = plan_cleanup(found, "p", retention)
+    left = {path: size for path, size in found.files.items() if path not in {p for each in plan.deletions for p in each.paths}}
     by_name = {each.run: each for each in runs}
     for name in plan.kept:
         each = by_name[name]
@@ -168,14 +168,11 @@ def test_nothing_that_stays_loses_anything_and_a_second_cleaning_finds_nothing(
         needed |= {f"datasets/{rows}/manifest.json"} & found.files.keys()
         needed |= {f"units/{unit}/unit.json" for unit in units.get(rows, ())}
         needed |= {f"stages/{stage}/{key}.json" for stage, key in each.keys.items() if stage != "train"}
-        assert needed <= left.keys() and not needed & set(plan.shrinking)
+        assert needed <= left.keys()
         for other in each.needs & by_name.keys():
             assert by_name[other].cleaned or other in plan.kept
-    assert set(plan.shrinking) <= left.keys() and not any(path.startswith(("units/", "datasets/")) for path in plan.shrinking)
     for each in runs:
         assert f"runs/{each.run}/run.json" in left
-        goes = each.pipeline == "p" and not each.cleaned and each.run not in plan.kept
-        assert (f"runs/{each.run}/run.json" in plan.shrinking) == goes
         if each.pipeline == "q" or each.run in held:
             assert each.cleaned or each.run in plan.kept
     alive = [each for each in runs if each.pipeline == "p" and not each.cleaned and each.sweep in (None, each.run)]
@@ -183,6 +180,5 @@ def test_nothing_that_stays_loses_anything_and_a_second_cleaning_finds_nothing(
         assert max(alive, key=lambda each: (each.used, each.run)).run in plan.kept
     after = [replace(each, cleaned=each.cleaned or (each.run not in plan.kept and each.pipeline == "p")) for each in runs]
     units_left = {key: of for key, of in units.items() if f"datasets/{key}/manifest.json" in left}
-    again = plan_room(replace(found, files=left, runs=tuple(after), units=units_left), "p", retention)
-    assert (again.going, again.kept, again.shrinking) == ((), plan.kept, ())
-    assert not any(plan.uses(each) for each in plan.going)
+    again = plan_cleanup(replace(found, files=left, runs=tuple(after), units=units_left), "p", retention)
+    assert (again.deletions, again.kept) == ((), plan.kept)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
-from penstock.tasks.records.ledger import Ledger
 from tests.runs.forked import Command
 from tests.runs.nights import ADDED, add_flipped_night, make_nights
 
@@ -23,17 +19,12 @@ def with_checkpoints(storage: Storage) -> set[str]:
     return {path.split("/")[1] for path in storage.tree("runs") if "/checkpoints/" in path}
 
 
-def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_the_same_weights(
-    tmp_path: Path, shared_prefect: str
-) -> None:
+def test_cleaned_run_is_readable_and_going_back_gives_its_weights(tmp_path: Path) -> None:
     file = make_nights(tmp_path / "project")
     # Without an alias: the run whose model is `previous` would stay, for a rollback.
     text = file.read_text().replace("{name: nightly}", "{name: nightly, alias: null}")
     file.write_text(f"{text}retention: {{keep_runs: 1}}\n")
     state = Storage(load_spec(file).spec.storage)
-    own = ServerFiles(load_spec(file).state_dir)
-    own.prepare()
-    own.write_info(ServerInfo(pid=os.getpid(), port=1, url=shared_prefect))  # as if it were the project's own
 
     def said(*words: str, code: int = 0) -> Any:
         return Command(*words, "--json").finish(code)
@@ -43,9 +34,6 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     second = said("run", str(file))
     assert first["freed_bytes"] == 0 and second["freed_bytes"] > 300_000
     assert with_checkpoints(state) == {second["run"]}
-    assert (first["freed_flow_runs"], second["freed_flow_runs"]) == (0, 1)
-    pages = [Ledger(state).attempts(each["run"])[0].prefect_flow_run_id for each in (first, second)]
-    assert [httpx.get(f"{shared_prefect}/flow_runs/{page}").status_code for page in pages] == [404, 200]
 
     here = ("--file", str(file))
     assert [entry["cleaned"] is not None for entry in said("log", str(file))["attempts"]] == [True, False]
@@ -64,7 +52,7 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     back = Command("run", str(file), "--json")
     back.wait_for("training", lambda: len(state.list("runs")) == 3)
     beside = said("clean", str(file), "--keep-runs", "1")
-    assert [each for each in beside["freed"] if each["kind"] == "run"] == []
+    assert beside["freed"] == [] and "is at work" in beside["rows_stay"]
     third = back.finish()
     assert third["run"] not in (first["run"], second["run"]) and third["weights_digest"] == first["weights_digest"]
     assert with_checkpoints(state) == {third["run"]}
