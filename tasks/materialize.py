@@ -12,7 +12,6 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
-from penstock.ingest.materialize.idle_transforms import idle_transforms
 from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
@@ -23,7 +22,7 @@ from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.records.data import RunData
-from penstock.tasks.records.data_tables import NEW_TABLE, data_tables, dataset_name, new_since, split_profile
+from penstock.tasks.records.data_tables import data_tables, dataset_name, split_profile
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
@@ -99,8 +98,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     # Beside the record, for it may be large, and a manifest goes to every worker.
     profile = Profile.model_validate(extra.pop("profile"))
     ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
-    for said in idle_transforms(ctx.project.spec.preprocess, ctx.snapshot, profile):
-        ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
 
 
@@ -192,8 +189,6 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     tracker.log_json("manifest.json", output)
     for name, table in data_tables(data, ctx.fitted).items():
         tracker.log_text(name, table)
-    if (new := new_since(ctx.ledger, ctx.run, ctx.now, data)) is not None:
-        tracker.log_text(NEW_TABLE, new)
     if manifest.rows_quarantined or spec.invalid == "quarantine":
         tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
 

@@ -255,8 +255,7 @@ def _chosen_run(
         return decision.run.model_copy(update=going_on)
     if current is not None:
         reporter.say(f"a new run: {decision.reason}")
-    begun = {"origins": loaded.origins, "keys": keys, "follows": current.run if current is not None else None}
-    return ledger.new_run(loaded.spec.name, spec).model_copy(update=begun)
+    return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
 
 
 def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:

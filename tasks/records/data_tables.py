@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,22 +11,14 @@ from pyarrow import csv
 
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.schema import SPLITS
-from penstock.messages import counted
-from penstock.tasks.records.changes import Before, changes
-from penstock.tasks.records.data import RunData, compare_data
-from penstock.tasks.records.ledger import Ledger, Run
+from penstock.tasks.records.data import RunData
 
-__all__ = ["NEW_TABLE", "as_csv", "data_tables", "dataset_name", "new_since", "split_profile"]
-
-NEW_TABLE = "data/new_since_last_run.csv"
+__all__ = ["as_csv", "data_tables", "dataset_name", "split_profile"]
 
 MAX_FILES = 10_000
 """Of more source files, so many are listed."""
 
 _VALUES_SHOWN = 10
-
-_RUNS_BACK = 20
-"""So many runs that never came to their rows are passed over for the one that a run's rows are held against."""
 
 
 def as_csv(table: pa.Table) -> str:
@@ -59,64 +51,6 @@ def split_profile(data: RunData, split: str) -> dict[str, Any]:
     classes = data.class_rows().get(split)
     files = {"files": len(found), "bytes": sum(file["bytes"] for file in found)}
     return {**({"classes": classes} if classes else {}), **files}
-
-
-def new_since(ledger: Ledger, run: Run, now: Before, data: RunData) -> str | None:
-    """What is new in the rows since the run before, as CSV; None where there is no run before.
-
-    The run before is on the run's record, so that every attempt says the same.
-    """
-    before = _run_before(ledger, run)
-    if before is None:
-        return None
-    found = compare_data(RunData.of(ledger, before), data, changes(Before.of(ledger, before), now).files)
-    rows = [*_differences(found)]
-    return _csv(rows or [{"what": "nothing", "name": "", "before": before.run, "now": run.run, "notable": ""}])
-
-
-def _run_before(ledger: Ledger, run: Run) -> Run | None:
-    """The newest run before whose rows are on record."""
-    for _ in range(_RUNS_BACK):
-        found = ledger.load_run(run.follows) if run.follows is not None else None
-        if found is None or RunData.of(ledger, found).manifest is not None:
-            return found
-        run = found
-    return None
-
-
-def _differences(compared: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    for file in compared["files"]:
-        classes = ", ".join(f"{name} {count:,}" for name, count in file["classes"].items())
-        counts = {"before": _count(file["rows_before"]), "now": _count(file["rows"])}
-        yield {"what": f"file {file['what']}", "name": file["name"], **counts, "notable": classes}
-    for entry in compared["rows"]:
-        if entry["before"] != entry["after"]:
-            counts = {"before": _count(entry["before"]), "now": _count(entry["after"])}
-            yield {"what": "rows", "name": entry["split"], **counts, "notable": ""}
-    for entry in compared["classes"]:
-        if entry["before"] != entry["after"]:
-            sides = {side: f"{_count(entry[key])} ({entry[f'share_{key}']:.1%})" for side, key in _SIDES.items()}
-            yield {
-                "what": f"class in {entry['split']}",
-                "name": entry["class"],
-                **sides,
-                "notable": "drifted" if entry["drifted"] else "",
-            }
-    for entry in compared["columns"]:
-        if entry["drifted"]:
-            sides = {side: _mean(entry.get(f"mean_{key}")) for side, key in _SIDES.items()}
-            yield {"what": "column", "name": entry["column"], **sides, "notable": entry["said"] or entry["kind"]}
-
-
-_SIDES = {"before": "before", "now": "after"}
-
-
-def _count(rows: int | None) -> str:
-    return "" if rows is None else counted(rows, "row")
-
-
-def _mean(value: float | None) -> str:
-    return "" if value is None else f"mean {value:.4g}"
 
 
 def _files(data: RunData) -> Iterator[dict[str, Any]]:

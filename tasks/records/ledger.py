@@ -167,8 +167,6 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     tracking_runs: dict[str, str] = Field(default_factory=dict)
     """Name of a tracker -> its id of the run; the pipeline file may name another one in a later attempt."""
-    follows: str | None = None
-    """The pipeline's newest run when this one began: what is new is held against it, in every attempt."""
     sweep: str | None = None
     """The sweep that it is a trial of, or that it is itself: see tasks/tune/record.py."""
     status: Status = "running"

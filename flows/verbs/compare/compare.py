@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.errors import SpecError
 from penstock.flows.verbs.compare.findings import findings
-from penstock.flows.verbs.compare.results import by_file, compare_metrics, curves, same_rows
+from penstock.flows.verbs.compare.results import compare_metrics, curves, same_rows
 from penstock.flows.verbs.compare.source import code_diffs
 from penstock.flows.verbs.which_run import RunNames, main_metric
 from penstock.tasks.records.changes import Before, changes
@@ -53,10 +53,6 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         "data": compare_data(*data, found.files),
         "metrics": compare_metrics(before, after),
         "same_rows": same_rows(names.ledger, before, after, data),
-        "by_file": {
-            side: by_file(names.ledger, run, of)
-            for side, run, of in zip(("before", "after"), (before, after), data, strict=True)
-        },
         "curves": curves(names.ledger, (before, after)),
     }
     gone = [

@@ -20,7 +20,6 @@ def findings(compared: Mapping[str, Any]) -> list[str]:
     found += [_file(file, data["classes"]) for file in data["files"][:_FEW]]
     if len(data["files"]) > _FEW:
         found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
-    found += [_odd_file(entry) for entry in compared["by_file"]["after"] if entry["odd"]]
     found += [
         f"Class {entry['class']!r} is {entry['share_after']:.1%} of the {entry['split']} rows now, and was "
         f"{entry['share_before']:.1%}."
@@ -68,19 +67,6 @@ def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
         if total and was is not None and abs(count / total - was) > 0.1:
             apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
     return said + (": " + "; ".join(apart) if apart else "") + "."
-
-
-def _odd_file(entry: Mapping[str, Any]) -> str:
-    if entry["measure"] == "accuracy":
-        return (
-            f"The model contradicts the labels of {entry['file']}: it agrees with {entry['value']:.1%} of its "
-            f"{entry['rows']:,} {entry['split']} rows, and with {entry['others']:.1%} of those of other files. "
-            "Look whether its labels are right."
-        )
-    return (
-        f"The model is far off in {entry['file']}: its mean error is {entry['value']:.4g} on its {entry['rows']:,} "
-        f"{entry['split']} rows, and {entry['others']:.4g} on those of other files."
-    )
 
 
 def _named(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""How do the results of two runs differ? Metrics with intervals on the rows that both judged, by file, and curves."""
+"""How do the results of two runs differ? Metrics with intervals on the rows that both judged, and curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.paired import compare_paired
 
-__all__ = ["by_file", "compare_metrics", "curves", "same_rows"]
+__all__ = ["compare_metrics", "curves", "same_rows"]
 
 _NEVER = 1 << 60
 
@@ -34,9 +34,9 @@ class Answers(NamedTuple):
     is_class: bool
 
     @property
-    def scores(self) -> NDArray[np.float64]:
-        """1 for a right class and 0 for a wrong one; of quantities the distance from the true value."""
-        return (self.target == self.predicted).astype(np.float64) if self.is_class else self.loss
+    def right(self) -> NDArray[np.float64]:
+        """1 for a right class and 0 for a wrong one."""
+        return (self.target == self.predicted).astype(np.float64)
 
 
 def answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> Answers | None:
@@ -81,38 +81,10 @@ def same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, RunD
             continue
         was, now = _aligned(sides[0], sides[1], _same_split(data, split))
         entry: dict[str, Any] = {"split": split, "rows": len(was.loss), "of": [len(side.loss) for side in sides if side]}
-        measures = [("accuracy", was.scores, now.scores)] if was.is_class else []
+        measures = [("accuracy", was.right, now.right)] if was.is_class else []
         measures.append(("log_loss" if was.is_class else "mae", was.loss, now.loss))
         entry["metrics"] = [_paired(name, old, new) for name, old, new in measures] if len(was.loss) else []
         found.append(entry)
-    return found
-
-
-def by_file(ledger: Ledger, run: Run, data: RunData) -> list[dict[str, Any]]:
-    """How a run's model does on the held-out rows of each source file; `odd` where it is far worse than on the others."""
-    found = []
-    for split in SPLITS[1:]:
-        answers = answers_of(ledger, run, data, split)
-        if answers is None or not len(answers.place):
-            continue
-        files = np.array([place.partition("\n")[0] for place in answers.place], object)
-        names = list(dict.fromkeys(files.tolist()))
-        if len(names) < 2 or len(names) > len(files) / 2:
-            continue
-        scores = answers.scores
-        for name in names:
-            here = files == name
-            mine, others = scores[here], scores[~here]
-            error = math.sqrt(_variance(mine) / len(mine) + _variance(others) / len(others))
-            apart = (mine.mean() - others.mean()) * (1 if answers.is_class else -1)
-            entry = {
-                "split": split,
-                "file": name,
-                "rows": int(here.sum()),
-                "measure": "accuracy" if answers.is_class else "mae",
-            }
-            values = {"value": float(mine.mean()), "others": float(others.mean())}
-            found.append({**entry, **values, "odd": bool(apart < -3 * error and apart < -0.1 * abs(others.mean()))})
     return found
 
 
@@ -157,10 +129,3 @@ def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> di
     found = {"metric": name, "before": paired.before, "after": paired.after, "difference": paired.difference}
     interval = {side: None if math.isnan(value) else value for side, value in (("low", paired.low), ("high", paired.high))}
     return {**found, **interval, "sure": sure, "better": better}
-
-
-def _variance(values: NDArray[np.float64]) -> float:
-    """Of what the values were drawn from; of very few rows no less than a guess, so that nothing is certain."""
-    if len(values) < 2:
-        return 1.0
-    return float(values.var(ddof=1))

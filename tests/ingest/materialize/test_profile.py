@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from pydantic import TypeAdapter
 
-from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.materialize.idle_transforms import idle_transforms
 from penstock.ingest.materialize.profile import MAX_VALUES, Profiler, merged
 from penstock.ingest.preprocess.problems import Origin
-from penstock.ingest.preprocess.transform_spec import TransformSpec
-from penstock.ingest.read.snapshot import SourceColumn, SourceSnapshot
 
 
 def table(rows: int, seed: int) -> pa.Table:
@@ -51,25 +46,4 @@ def test_parts_add_up_to_what_numpy_says_of_the_whole() -> None:
         ("0.csv", {"train": 50}, {"0": 25, "1": 25}),
         ("1.csv", {"train": 70}, {"0": 35, "1": 35}),
         ("2.csv", {"train": 64}, {"0": 32, "1": 32}),
-    ]
-
-
-def test_steps_that_find_nothing_to_do_are_named_with_the_words_that_look_missing() -> None:
-    rows = pa.table({"age": [1.0, None], "work": ["?", "private"], "size": [1.5, 2.5], "town": ["a", None]})
-    profiler = Profiler({})
-    profiler.read("train", rows)
-    columns = tuple(SourceColumn(name=field.name, type=type_text(field.type)) for field in rows.schema)
-    snapshot = SourceSnapshot(format="csv", files=(), columns=columns)
-    steps = [
-        {"imputer": {"columns": ["age", "size"]}},
-        {"imputer": {"columns": ["work", "town"], "strategy": "most_frequent"}},
-        {"cast": {"size": "float64", "age": "float32"}},
-        {"null_mask": {"columns": ["size", "made_elsewhere"]}},
-    ]
-    made = TypeAdapter(list[TransformSpec]).validate_python(steps)
-    assert idle_transforms(made, snapshot, profiler.profile()) == [
-        "imputer has nothing to do: column 'size' lacks no value",
-        "imputer has nothing to do: column 'work' lacks no value, but '?' is in 1 row, and counts as a value like any other",
-        "cast has nothing to do: column 'size' is double already",
-        "null_mask has nothing to do: column 'size' lacks no value",
     ]
