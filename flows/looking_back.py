@@ -65,13 +65,11 @@ def compare(
     """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.compare.compare import compare_runs, show_comparison
+        from penstock.flows.verbs.compare import compare_runs, comparison_page, show_comparison
 
         result = compare_runs(file, before, after)
         show_comparison(result, OUT)
         if html is not None:
-            from penstock.flows.verbs.compare.page import comparison_page
-
             html.write_text(comparison_page(result), encoding="utf-8")
             tell(f"see it: {html}")
         return result
@@ -109,11 +107,15 @@ def report(
     """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.report import write_report
+        from penstock.flows.history.report import report_page
+        from penstock.flows.verbs.which_run import RunNames
 
-        result = write_report(file, name, output)
-        say(result["page"])
-        return result
+        names = RunNames(file)
+        run = names.find(name)
+        page = output or Path(f"{run.run}.html")
+        page.write_text(report_page(names.ledger, run), encoding="utf-8")
+        say(str(page))
+        return {"status": "done", "run": run.run, "page": str(page)}
 
     answer(work, as_json)
 
@@ -127,7 +129,7 @@ def explain(
     """Say why each stage of a run was reused or run, down to the file and the function."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.explain import explain_run, show_explanation
+        from penstock.flows.verbs.log import explain_run, show_explanation
 
         result = explain_run(file, name, stage)
         show_explanation(result, OUT)

@@ -84,7 +84,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "flows/answer.py": (),
     "flows/options.py": (),
-    "flows/looking_back.py": ("flows/answer.py", "flows/options.py", "flows/verbs"),
+    "flows/looking_back.py": ("flows/answer.py", "flows/options.py", "flows/history", "flows/verbs"),
     "flows/cli.py": (
         *("flows/answer.py", "flows/options.py", "flows/looking_back.py", "flows/spec_file.py", "flows/run", "flows/verbs"),
     ),

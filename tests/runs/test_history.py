@@ -15,10 +15,8 @@ from typer.testing import CliRunner
 from penstock.errors import SpecError
 from penstock.flows.cli import app
 from penstock.flows.history.report import throughput_sentence, wait_by_rank
-from penstock.flows.verbs.compare.compare import compare_runs
-from penstock.flows.verbs.compare.page import comparison_page
-from penstock.flows.verbs.explain import explain_run
-from penstock.flows.verbs.log import collect_log
+from penstock.flows.verbs.compare import compare_runs, comparison_page
+from penstock.flows.verbs.log import collect_log, explain_run
 from penstock.flows.verbs.rows import rows_of_step
 from penstock.flows.verbs.which_run import RunNames
 from penstock.training.events import Point

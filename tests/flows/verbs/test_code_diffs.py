@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.flows.verbs.compare.source import code_diffs
+from penstock.flows.verbs.compare import code_diffs
 from penstock.tasks.records.changes import changes
 from tests.drills.project import make_project
 from tests.tasks.records.test_changes import edit, side

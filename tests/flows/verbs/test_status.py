@@ -15,8 +15,7 @@ from rich.console import Console
 from penstock.errors import DataError, SpecError
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.explain import explain_run, show_explanation
-from penstock.flows.verbs.log import collect_log, show_log
+from penstock.flows.verbs.log import collect_log, explain_run, show_explanation, show_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage

@@ -1,0 +1,311 @@
+"""How do two runs differ, and why is one worse? Everything that `penstock compare` prints: JSON, terminal, page."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from penstock.errors import SpecError
+from penstock.flows.history.render import render
+from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
+from penstock.ingest.schema import METRICS_OF, SPLITS, Split
+from penstock.messages import counted
+from penstock.tasks.records.changes import Before, Changes, changes
+from penstock.tasks.records.data import RunData, compare_data
+from penstock.tasks.records.ledger import Ledger, Run
+from penstock.training.better import LOWER_IS_BETTER
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.evaluation.paired import compare_paired
+
+__all__ = ["code_diffs", "compare_runs", "comparison_page", "show_comparison"]
+
+_COLUMNS_SHOWN = 8
+
+_FEW = 5
+
+_NEVER = 1 << 60
+
+
+def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
+    """What `penstock compare --json` prints: `second` is held against `first`.
+
+    Raises:
+        SpecError: there is no such run, or both are one.
+    """
+    names = RunNames(file)
+    before, after = names.find(first), names.find(second)
+    if before.run == after.run:
+        raise SpecError(
+            f"{first!r} and {second!r} are both the run {before.run}", next_step="name two runs: penstock log lists them"
+        )
+    sides = Before.of(names.ledger, before), Before.of(names.ledger, after)
+    found = changes(*sides)
+    data = RunData.of(names.ledger, before), RunData.of(names.ledger, after)
+    compared = {
+        "status": "done",
+        "before": _described(before),
+        "after": _described(after),
+        "main_metric": main_metric(after),
+        "same": {
+            "data": not found.files,
+            "code": not found.code,
+            "spec": not found.spec,
+            "versions": not found.versions,
+        },
+        "changed": found.model_dump(mode="json", include={"spec", "versions"}),
+        "code": code_diffs(*sides, found),
+        "data": compare_data(*data, found.files),
+        "metrics": _compare_metrics(before, after),
+        "same_rows": _same_rows(names.ledger, before, after, data),
+        "curves": _curves(names.ledger, (before, after)),
+    }
+    gone = [
+        f"{of.run} was {of.cleaned}: its answers are gone, so not compared row by row" for of in (before, after) if of.cleaned
+    ]
+    return {**compared, "findings": [*gone, *_findings(compared)]}
+
+
+def show_comparison(compared: dict[str, Any], console: Console) -> None:
+    """Print it for a person: sentences first, then the tables they came from."""
+
+    def say(line: str, **options: Any) -> None:
+        console.print(line, markup=False, soft_wrap=True, **options)
+
+    for side in ("before", "after"):
+        run = compared[side]
+        say(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
+    say("        " + ", ".join(f"{'same' if same else 'other'} {what}" for what, same in compared["same"].items()))
+    say("")
+    for sentence in compared["findings"]:
+        say(f"- {sentence}")
+    say("")
+    table = Table("metric", "before", "after", "difference", box=None)
+    for entry in compared["metrics"]:
+        values = ["" if entry[side] is None else f"{entry[side]:.4f}" for side in ("before", "after")]
+        apart = "" if entry["difference"] is None else f"{entry['difference']:+.4f}"
+        word = {True: " better", False: " worse", None: ""}[entry["better"]]
+        table.add_row(entry["metric"], *values, apart + word)
+    console.print(table)
+    moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
+    for entry in moved[:_COLUMNS_SHOWN]:
+        say(f"drift   {entry['column']}: {entry['said'] or entry['kind']}")
+    for code in compared["code"]:
+        say(f"\n{code['file']}")
+        for line in code["diff"]:
+            say(line, style={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
+    for change in [*compared["changed"]["spec"], *compared["changed"]["versions"]]:
+        say(f"{change['name']}: {change['before']} -> {change['after']}")
+
+
+def comparison_page(compared: Mapping[str, Any]) -> str:
+    """Fill in the page of what `penstock compare --json` prints."""
+    values = {name: value for name, value in compared.items() if name not in ("status", "main_metric")}
+    return render("comparison.html", title=f"{compared['after']['run']} held against {compared['before']['run']}", **values)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "pipeline": run.pipeline,
+        "created": run.created,
+        "status": run.status,
+        "model_uri": run.result.get("model_uri"),
+        "url": run.result.get("url"),
+        "cleaned": str(run.cleaned) if run.cleaned is not None else None,
+    }
+
+
+class _Answers(NamedTuple):
+    """A model's answers on a split, with the classes as names, so that another numbering of them is no difference."""
+
+    place: NDArray[Any]
+    """File and row of each answer; empty where they are not known."""
+    target: NDArray[Any]
+    predicted: NDArray[Any]
+    loss: NDArray[np.float64]
+    is_class: bool
+
+    @property
+    def right(self) -> NDArray[np.float64]:
+        """1 for a right class and 0 for a wrong one."""
+        return (self.target == self.predicted).astype(np.float64)
+
+
+def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> _Answers | None:
+    """What is on record of a run's model on a split; None if nothing is."""
+    table: pa.Table | None = ledger.answers(run.run, split)
+    if table is None:
+        return None
+    files = data.files
+    place = np.empty(0, object)
+    if "file" in table.column_names:
+        # By content: a file of the same name that was written again holds other rows.
+        names = [f"{name}\n{files.get(name, {}).get('content')}" for name in table.column("file").combine_chunks().to_pylist()]
+        place = np.array([f"{name}\n{row}" for name, row in zip(names, table.column("row").to_pylist(), strict=True)], object)
+    target, predicted = table.column("target").to_numpy(), table.column("predicted").to_numpy()
+    if classes := data.classes:
+        named = np.array(classes, object)
+        target, predicted = named[target.astype(int)], named[predicted.astype(int)]
+    return _Answers(place, target, predicted, table.column("loss").to_numpy().astype(np.float64), bool(classes))
+
+
+def _compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
+    """Every metric of either run, held-out ones first; `better` says for each whether the later run is."""
+    was, now = before.result.get("metrics", {}), after.result.get("metrics", {})
+    splits = ("test/", "val/", "train/")
+    names = sorted({*was, *now}, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
+    found = []
+    for name in names:
+        entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
+        if name in was and name in now:
+            entry["difference"] = difference = now[name] - was[name]
+            entry["better"] = None if difference == 0 else better_is(after, name) * difference > 0
+        found.append(entry)
+    return found
+
+
+def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, RunData]) -> list[dict[str, Any]]:
+    """By split: both models on the rows that both judged, and the difference with its 95 % interval, row by row."""
+    found = []
+    for split in SPLITS[1:]:
+        sides = [_answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True)]
+        if sides[0] is None or sides[1] is None or sides[0].is_class != sides[1].is_class:
+            continue
+        was, now = _aligned(sides[0], sides[1], _same_split(data, split))
+        entry: dict[str, Any] = {"split": split, "rows": len(was.loss), "of": [len(side.loss) for side in sides if side]}
+        measures = [("accuracy", was.right, now.right)] if was.is_class else []
+        measures.append(("log_loss" if was.is_class else "mae", was.loss, now.loss))
+        entry["metrics"] = [_paired(name, old, new) for name, old, new in measures] if len(was.loss) else []
+        found.append(entry)
+    return found
+
+
+def _curves(ledger: Ledger, runs: Sequence[Run]) -> dict[str, list[list[tuple[int, float]]]]:
+    """Metric -> for each run its points (step, value), of the losses and of what was measured on held-out rows."""
+    points = [read_journal(ledger.run_storage(run.run), _NEVER) for run in runs]
+    names = sorted({name for side in points for point in side for name in point.values})
+    chosen = [name for name in names if name.startswith("val/") or name == "train/loss"]
+    return {
+        name: [[(point.step, point.values[name]) for point in side if name in point.values] for side in points]
+        for name in chosen
+    }
+
+
+def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
+    digests = [side.manifest.split_digests.get(split) if side.manifest is not None else None for side in data]
+    return digests[0] is not None and digests[0] == digests[1]
+
+
+def _aligned(was: _Answers, now: _Answers, same: bool) -> tuple[_Answers, _Answers]:
+    """The answers on the rows that both have, in one order."""
+    if same and len(was.loss) == len(now.loss):
+        return was, now
+    _, left, right = np.intersect1d(was.place.astype(str), now.place.astype(str), return_indices=True)
+    return _taken(was, left), _taken(now, right)
+
+
+def _taken(answers: _Answers, index: NDArray[np.int64]) -> _Answers:
+    place = answers.place[index] if len(answers.place) else answers.place
+    return _Answers(place, answers.target[index], answers.predicted[index], answers.loss[index], answers.is_class)
+
+
+def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
+    """As `register.promote` measures it."""
+
+    def mean_of(scores: NDArray[np.float64]) -> Callable[..., float]:
+        return lambda rows=None: float((scores if rows is None else scores[rows]).mean())
+
+    paired = compare_paired(mean_of(was), mean_of(now), len(was))
+    sure = not math.isnan(paired.low) and not paired.low <= 0 <= paired.high
+    better = (paired.difference > 0) == (name not in LOWER_IS_BETTER) if sure else None
+    found = {"metric": name, "before": paired.before, "after": paired.after, "difference": paired.difference}
+    interval = {side: None if math.isnan(value) else value for side, value in (("low", paired.low), ("high", paired.high))}
+    return {**found, **interval, "sure": sure, "better": better}
+
+
+def _findings(compared: Mapping[str, Any]) -> list[str]:
+    """Sentences, the most telling first, from the other parts of `penstock compare --json`."""
+    data, changed = compared["data"], compared["changed"]
+    found = [*_result(compared)]
+    found += [_file(file, data["classes"]) for file in data["files"][:_FEW]]
+    if len(data["files"]) > _FEW:
+        found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
+    found += [
+        f"Class {entry['class']!r} is {entry['share_after']:.1%} of the {entry['split']} rows now, and was "
+        f"{entry['share_before']:.1%}."
+        for entry in data["classes"]
+        if entry["drifted"]
+    ][:_FEW]
+    drifted = [entry for entry in data["columns"] if entry["drifted"]]
+    found += [f"Column {entry['column']!r} has drifted: {entry['said'] or entry['kind']}." for entry in drifted[:_FEW]]
+    if len(drifted) > _FEW:
+        found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
+    found += [f"The code differs in {code['file']}" + _named(code["names"]) + "." for code in compared["code"]]
+    found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
+    found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
+    if not (changed["spec"] or changed["versions"] or compared["code"] or data["files"]):
+        found.append("Both have the same data, code, settings and versions.")
+    return found
+
+
+def _result(compared: Mapping[str, Any]) -> list[str]:
+    metric = next((entry for entry in compared["metrics"] if entry["metric"] == compared["main_metric"]), None)
+    if metric is None or metric["difference"] is None:
+        return []
+    split, _, name = metric["metric"].partition("/")
+    word = {True: "better", False: "worse", None: "the same"}[metric["better"]]
+    said = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
+    for entry in compared["same_rows"]:
+        for paired in entry["metrics"]:
+            if METRICS_OF[entry["split"]] == split and paired["metric"] == name:
+                chance = "" if paired["sure"] else ", which may be chance"
+                said += f"; on the {counted(entry['rows'], 'row')} that both judged by {paired['difference']:+.4f}"
+                if paired["low"] is not None:
+                    said += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{chance}"
+    return [said + "."]
+
+
+def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
+    said = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
+    if file["rows"] is not None or file["rows_before"] is not None:
+        rows = file["rows"] if file["rows"] is not None else file["rows_before"]
+        said += f", {counted(rows, 'row')}"
+    total = sum(file["classes"].values())
+    apart = []
+    for name, count in file["classes"].items():
+        was = next((e["share_before"] for e in classes if e["class"] == name and e["split"] == "train"), None)
+        if total and was is not None and abs(count / total - was) > 0.1:
+            apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
+    return said + (": " + "; ".join(apart) if apart else "") + "."
+
+
+def _named(names: list[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
+
+
+def code_diffs(before: Before, after: Before, found: Changes) -> list[dict[str, Any]]:
+    """For each changed file: the definitions that do something else, and a unified diff of what is reached of it."""
+    diffs: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    for change in found.code:
+        sides = [side.definitions(change.targets, change.file) for side in (before, after)]
+        names = list(dict.fromkeys([*sides[0], *sides[1]]))
+        lines = [line for name in names for line in _diff(name, *(side.get(name, "") for side in sides))]
+        entry = {"file": change.file, "names": list(change.names), "diff": lines}
+        diffs.setdefault((change.file, tuple(lines)), entry)
+    return list(diffs.values())
+
+
+def _diff(name: str, was: str, now: str) -> list[str]:
+    if was == now:
+        return []
+    _, _, *lines = difflib.unified_diff(was.splitlines(), now.splitlines(), lineterm="", n=3)
+    return [f"@@ {name} @@", *(line for line in lines if not line.startswith("@@"))]
