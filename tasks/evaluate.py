@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from penstock.ingest.materialize.provenance import sources_of
-from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.model.held_out import HeldOut, held_out_of
 from penstock.tasks.model.slices import slices_of
-from penstock.tasks.model.tables import most_wrong
 from penstock.tasks.records.data_tables import as_csv
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
@@ -33,6 +33,9 @@ __all__ = ["STAGE", "measure_checkpoint", "model_checkpoint"]
 
 DRAIN_S = 10.0
 """How long the stage waits for its figures to reach the tracking server before it counts as done."""
+
+MOST_WRONG_ROWS = 100
+"""How many rows the table of the most wrong ones has."""
 
 
 def model_checkpoint(ctx: RunContext) -> str:
@@ -75,7 +78,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for split, answers in measured.answers.items():
         ctx.ledger.save_answers(ctx.run.run, split, answers)
         if "file" in answers.column_names:
-            ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", most_wrong(answers, ctx.manifest.feed_schema))
+            ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", _most_wrong(answers, ctx.manifest.feed_schema))
     if result.slices:
         ctx.tracker.log_text("evaluation/slices.csv", as_csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
@@ -133,6 +136,23 @@ def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray
         table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))
         table = table.append_column("row", pa.array(found.rows))
     return table
+
+
+def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
+    """The rows of the highest loss first, by file and row; classes by name.
+
+    Args:
+        answers: columns of training/evaluation/row_results.py, with `file` and `row`.
+    """
+    order = pc.sort_indices(answers, [("loss", "descending")]).slice(0, MOST_WRONG_ROWS)
+    worst = answers.take(order)
+    shown = {name: worst.column(name) for name in ("file", "row", "target", "predicted", "loss")}
+    shown["file"] = shown["file"].cast(pa.string())
+    if schema.classes is not None:
+        names = pa.array(schema.classes)
+        for name in ("target", "predicted"):
+            shown[name] = names.take(shown[name].combine_chunks().cast(pa.int64()))
+    return as_csv(pa.table(shown))
 
 
 def measure_checkpoint(

@@ -11,7 +11,7 @@ from rich.console import Console
 from penstock.errors import SpecError
 from penstock.flows.verbs.status import sweeps_among
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
-from penstock.tasks.records.ledger import Attempt, Ledger, Run
+from penstock.tasks.records.ledger import Attempt, Run
 from penstock.tasks.stages import STAGES
 
 __all__ = ["collect_log", "explain_run", "show_explanation", "show_log"]
@@ -33,7 +33,7 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for run, attempt in found:
-        entries.append(_entry(names.ledger, run, attempt, best.get(run.pipeline)))
+        entries.append(_entry(run, attempt, best.get(run.pipeline)))
         about = sweeps.get(run.run, {})
         entries[-1] |= {"sweep": about.get("sweep") if attempt.number == newest[run.run] else None}
         trial = about.get("trial")
@@ -63,12 +63,11 @@ def show_log(result: dict[str, Any], console: Console) -> None:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
-def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
+def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     metric = main_metric(run)
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
-    registered = _registered(ledger, run, attempt)
     reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
     # The stages of a sweep are those that its trials share; what the trials came to is told besides.
     nothing_new = attempt.status == "done" and reused and run.sweep != run.run
@@ -85,20 +84,11 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
         "value": value,
         "difference": difference,
         "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
-        "model_uri": registered,
+        "model_uri": attempt.model_uri,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
         "why": attempt.why_failed(run.cleaned),
     }
-
-
-def _registered(ledger: Ledger, run: Run, attempt: Attempt) -> str | None:
-    """The version that the attempt has registered; of a record of an older penstock only if no later one registered another."""
-    if attempt.model_uri is not None:
-        return attempt.model_uri
-    made = [each["key"] for each in attempt.stages if each["name"] == "register" and each["outcome"] != "reused"]
-    record = ledger.stage_record(f"runs/{run.run}/stages/register.json", made[0], cleaned=True) if made else None
-    return record.output.get("uri") if record is not None else None
 
 
 def _seconds(attempt: Attempt) -> float | None:

@@ -1,4 +1,4 @@
-"""What differs between two attempts: spec, code, data, versions? And because of which of it is a stage run again?"""
+"""What differs between two attempts (spec, code, data, versions), and which of these differences made a stage run again?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.tasks.records.keys import StageKey, changed_inputs
+from penstock.tasks.records.keys import StageKey, changed_inputs, short_value
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES, StageName
 from penstock.usercode.definitions import Definitions, changed_names
@@ -29,7 +29,7 @@ class Change(Section):
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {_short(self.before)} -> {_short(self.after)}"
+        return f"{self.name}: {short_value(self.before)} -> {short_value(self.after)}"
 
 
 class FileChange(Section):
@@ -165,11 +165,6 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{prefix}.{index}")
     elif value is not None:
         yield prefix, value
-
-
-def _short(value: Any) -> str:
-    text = "(none)" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _some(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import TrackingSpec
 
-__all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
+__all__ = ["StageKey", "changed_inputs", "framework_versions", "short_value", "stage_keys"]
 
 OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 3, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
@@ -110,10 +110,11 @@ def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before == after or name.startswith("key."):
             continue
+        line = f"{name}: {short_value(before)} -> {short_value(after)}"
         if isinstance(before, dict | None) and isinstance(after, dict | None):
-            found += _changed_members(name, before or {}, after or {}) or [f"{name}: {_short(before)} -> {_short(after)}"]
+            found += _changed_members(name, before or {}, after or {}) or [line]
         else:
-            found.append(f"{name}: {_short(before)} -> {_short(after)}")
+            found.append(line)
     return found
 
 
@@ -130,7 +131,8 @@ def _changed_members(name: str, before: Mapping[str, Any], after: Mapping[str, A
     ]
 
 
-def _short(value: Any) -> str:
+def short_value(value: Any) -> str:
+    """Format a value in at most 60 characters."""
     text = "(none)" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

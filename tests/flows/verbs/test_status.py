@@ -20,7 +20,7 @@ from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.prefect_away import prefect_answers
-from penstock.tasks.records.ledger import Ledger, StageRecord
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.tune.record import Trial, save_trial
 from tests.drills.project import make_project
 
@@ -83,17 +83,14 @@ def test_a_version_that_a_run_has_left_behind_is_named_with_its_attempt(tmp_path
     assert explained.getvalue().count("it ended before that stage, with read") == 2
 
 
-def test_the_log_names_a_model_where_it_was_registered_and_not_where_it_was_found(tmp_path: Path) -> None:
+def test_log_names_a_model_at_the_attempt_that_registered_it(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))
     run = ledger.new_run("drill", {})
     ledger.save_run(run)
-    for outcome in ("ran", "reused"):
+    for version in ("models:/drill/1", None):
         attempt = ledger.new_attempt(run.run)
-        stages = [{"name": "register", "key": "k", "outcome": outcome}]
-        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "stages": stages}))
-    record = StageRecord(stage="register", key="k", inputs={}, output={"uri": "models:/drill/1"}, seconds=1, made="now")
-    ledger.save_stage(f"runs/{run.run}/stages/register.json", record)
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "model_uri": version}))
     assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", None]
 
 
