@@ -33,6 +33,7 @@ from penstock.training.events import (
 )
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import ModelSpec
+from penstock.training.own_values import mlflow_warning
 
 __all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "model_spec", "other_weights", "trusted_checkpoint"]
 
@@ -84,6 +85,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     own_cluster = ctx.need_ray()
     progress = ctx.reporter.progress("train")
     job = make_job(ctx)
+    if (warning := mlflow_warning(job.code.versions)) is not None:
+        ctx.warn(f"train: {warning}")
     store = checkpoint_store(ctx.project, ctx.work_storage)
     committed = store.committed()
     if committed:

@@ -100,7 +100,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect_ray": ("flows/", "tasks/"),
     "mlflow": (
         *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "pages", "tracker", "versions")),
-        *("training/registry/", "training/users_mlflow.py"),
+        "training/registry/",
     ),
     "typer": ("flows/",),
     "torch": (

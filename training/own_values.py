@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from penstock.errors import TrainingError
 if TYPE_CHECKING:
     from penstock.training.ranks import Group
 
-__all__ = ["OwnValues", "Reduce", "collecting", "log", "logged_rows", "record"]
+__all__ = ["OwnValues", "Reduce", "collecting", "log", "logged_rows", "mlflow_warning", "record"]
 
 Reduce = Literal["mean", "sum"]
 
@@ -57,10 +57,24 @@ def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
     _current.add(name, value, reduce)
 
 
-def record(name: str, value: Any, *, as_named: bool = False) -> None:
-    """As `log`, for penstock itself: silent where nothing is charted; `as_named` puts nothing in front of the name."""
+def record(name: str, value: Any) -> None:
+    """Chart a value as `log` does, but without a warning where nothing is charted: for penstock's own callbacks."""
     if _current is not None:
-        _current.add(name, value, "mean", as_named=as_named)
+        _current.add(name, value, "mean")
+
+
+def mlflow_warning(packages: Iterable[str]) -> str | None:
+    """A warning if user code imports MLflow, whose calls on a training worker do not reach the run.
+
+    Args:
+        packages: names of the packages that the code imports.
+    """
+    if not any(name.startswith("mlflow") for name in packages):
+        return None
+    return (
+        "the user code imports mlflow: values and artifacts that it logs with mlflow on a training worker are not part of this "
+        "run; log values with penstock.log"
+    )
 
 
 def logged_rows(rows: int) -> None:
@@ -99,7 +113,7 @@ class OwnValues:
         self._reduce: dict[str, Reduce] = {}
         self._agreed: dict[str, Reduce] = {}
 
-    def add(self, name: str, value: Any, reduce: Reduce, *, as_named: bool = False) -> None:
+    def add(self, name: str, value: Any, reduce: Reduce) -> None:
         """Take a value; see `log`.
 
         Raises:
@@ -110,7 +124,7 @@ class OwnValues:
                 f"penstock.log({name!r}): a chart's name is letters, digits, spaces and any of _ - . / :",
                 next_step="give the value another name",
             )
-        chart = name if "/" in name or as_named else f"{self._phase}/{name}"
+        chart = name if "/" in name else f"{self._phase}/{name}"
         if chart in PENSTOCKS_OWN:
             raise TrainingError(
                 f"penstock.log({name!r}): {chart} is penstock's own chart", next_step="give the value another name"

@@ -212,19 +212,15 @@ def test_a_residual_network_learns_28_by_28_grey_images_from_parquet(
     assert f"epoch 2 rows {manifest.rows['validation']}" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("mlflow_as_it_was")
-def test_what_a_loop_logs_itself_is_charted_with_its_reports_and_the_best_of_its_checkpoints_stays(tmp_path: Path) -> None:
+def test_logged_values_join_the_report_and_best_checkpoint_stays(tmp_path: Path) -> None:
     client, more = ListClient(), {"scores": [3, 9, 1, 5, 2]}
     job = loop_job(
-        tmp_path, "logs", file="mlflow_loop.py", checkpoint={"keep": 2, "best": {"metric": "score", "mode": "max"}}, **more
+        tmp_path, "logs", file="logging_loop.py", checkpoint={"keep": 2, "best": {"metric": "score", "mode": "max"}}, **more
     )
-    with pytest.warns(UserWarning, match="given a step for a metric: .* charted at the step of the training"):
-        run_alone(job, client)
+    run_alone(job, client)
     wanted = {
         number + 1: {
             "score": score,
-            "from_mlflow": number,
-            "more/from_mlflow": 2 * number,
             "train/from_penstock": number + 1,
         }
         for number, score in enumerate(more["scores"])

@@ -20,7 +20,7 @@ from penstock.storage import Storage
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, TrainedModel, load_model
 from penstock.training.open_feeds import open_job_feed
-from penstock.training.own_values import OwnValues, Reduce, collecting, log, logged_rows, record
+from penstock.training.own_values import OwnValues, Reduce, collecting, log, logged_rows
 
 __all__ = ["BLOCK_BATCHES", "Answer", "BlockScorer", "BlocksOf", "num_blocks", "shared_out", "threads_of"]
 
@@ -81,10 +81,10 @@ class _Logged(OwnValues):
         super().__init__(None, phase)
         self._calls: list[tuple[str, Any, Reduce, bool]] = []
 
-    def add(self, name: str, value: Any, reduce: Reduce, *, as_named: bool = False) -> None:
-        super().add(name, value, reduce, as_named=as_named)
+    def add(self, name: str, value: Any, reduce: Reduce) -> None:
+        super().add(name, value, reduce)
         number = value.detach().reshape(()).double().cpu() if hasattr(value, "detach") else float(value)
-        self._calls.append((name, number, reduce, as_named))
+        self._calls.append((name, number, reduce))
 
     def taken(self) -> list[tuple[str, Any, Reduce, bool]]:
         """What was logged since it was asked last."""
@@ -116,8 +116,8 @@ class _SharedOut:
         self._answer = None if self._answers is None else self._answers[index]
         if self._answer is None:
             return self._model.loss(batch)
-        for name, value, reduce, as_named in self._answer.logged:
-            record(name, value, as_named=True) if as_named else log(name, value, reduce)
+        for name, value, reduce in self._answer.logged:
+            log(name, value, reduce)
         return self._answer.loss.to(self._model.device)
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:

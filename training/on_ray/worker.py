@@ -51,7 +51,6 @@ from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
-from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["AgainError", "RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
 
@@ -147,7 +146,6 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if job.manifest.rows.get("validation"):
         validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
-    take_over_mlflow(job.code)
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:

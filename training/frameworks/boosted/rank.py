@@ -40,7 +40,6 @@ from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
-from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["rank_of", "run_boosted_rank", "without_patience"]
 
@@ -72,7 +71,6 @@ def run_boosted_rank(
         TrainingError: the user's objective fails, or the library refuses the parameters or the rows.
     """
     make_deterministic(job.spec.cpus_per_worker)
-    take_over_mlflow(job.code)
     stop = group.from_first(stop)
     schema, params = job.manifest.feed_schema, without_patience(job.spec.params)
     task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)), job.code)

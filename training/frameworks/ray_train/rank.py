@@ -37,7 +37,6 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.rng import seed_rng
 from penstock.training.state import TrainState
-from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["run_loop_rank", "run_session"]
 
@@ -82,7 +81,6 @@ def run_session(
     """
     make_deterministic(job.spec.cpus_per_worker)
     stop = group.from_first(stop)
-    take_over_mlflow(job.code)
     store = job_checkpoints(job)
     avoid = None if restores_all else partial(_inside_a_pass, job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)

@@ -1,9 +1,8 @@
-"""A loop that charts values of its own in each way there is. Captured, never imported."""
+"""A loop that charts values of its own beside its reports. Captured, never imported."""
 
 import tempfile
 from pathlib import Path
 
-import mlflow
 import ray.train
 
 import penstock
@@ -11,8 +10,6 @@ import penstock
 
 def logs(config):
     for number, score in enumerate(config["scores"]):
-        mlflow.log_metric("from_mlflow", number, step=100 + number)
-        mlflow.log_metrics({"more/from_mlflow": 2 * number})
         penstock.log("from_penstock", number)
         penstock.log("from_penstock", number + 2)
         with tempfile.TemporaryDirectory() as folder:
