@@ -99,7 +99,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
     "mlflow": (
-        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "pages", "tracker", "versions")),
+        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "tracker", "versions")),
         "training/registry/",
     ),
     "typer": ("flows/",),

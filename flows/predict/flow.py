@@ -45,7 +45,7 @@ from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, p
 from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model
 from penstock.training.registry.loaded_model import LoadedModel
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from penstock.training.tracking.mlflow_store import mlflow_uri
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster

@@ -21,14 +21,14 @@ from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
 from penstock.progress import saying_what_is_waited_for
 from penstock.redact import redact_text
-from penstock.training.tracking.local_page import page_port
-from penstock.training.tracking.relocate_mlflow import (
+from penstock.training.tracking.mlflow_store import (
     TRAINING_VIEW,
     VIEW_KEY,
     VIEW_TAG,
     database_of,
-    follow_its_folder,
     mlflow_uri,
+    page_port,
+    relocate_artifacts,
 )
 
 __all__ = ["serve_ui"]
@@ -94,7 +94,7 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     port = port or page_port((database.parent if database is not None else state_dir / "mlflow") / "port", to_bind=True)
     if database is not None:
         with contextlib.suppress(sqlite3.Error):  # the server will tell
-            follow_its_folder(database)
+            relocate_artifacts(database)
     log = state_dir / "mlflow" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     server = _start_mlflow(tracking, state_dir, port, log)

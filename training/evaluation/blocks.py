@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
     loss: Tensor
     output: Tensor | None
-    logged: list[tuple[str, Any, Reduce, bool]]
+    logged: list[tuple[str, Any, Reduce]]
     """What user code logged meanwhile: name, value, how it is reduced, and whether the name is complete."""
 
 
@@ -79,14 +79,14 @@ class _Logged(OwnValues):
 
     def __init__(self, phase: str) -> None:
         super().__init__(None, phase)
-        self._calls: list[tuple[str, Any, Reduce, bool]] = []
+        self._calls: list[tuple[str, Any, Reduce]] = []
 
     def add(self, name: str, value: Any, reduce: Reduce) -> None:
         super().add(name, value, reduce)
         number = value.detach().reshape(()).double().cpu() if hasattr(value, "detach") else float(value)
         self._calls.append((name, number, reduce))
 
-    def taken(self) -> list[tuple[str, Any, Reduce, bool]]:
+    def taken(self) -> list[tuple[str, Any, Reduce]]:
         """What was logged since it was asked last."""
         calls, self._calls = self._calls, []
         return calls

@@ -9,8 +9,7 @@ from mlflow.entities.dataset import Dataset
 from mlflow.entities.dataset_input import DatasetInput
 
 from penstock.training.registry.load import FetchedModel
-from penstock.training.tracking.mlflow_backend import open_client, patiently
-from penstock.training.tracking.mlflow_limits import fit_value
+from penstock.training.tracking.mlflow_backend import fit_value, open_client, patiently
 
 __all__ = ["log_predictions"]
 

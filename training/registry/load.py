@@ -143,7 +143,7 @@ def _model_folder(folder: Path) -> Path:
 def _found_uri() -> str:
     import mlflow
 
-    from penstock.training.tracking.relocate_mlflow import mlflow_uri
+    from penstock.training.tracking.mlflow_store import mlflow_uri
 
     if os.environ.get("MLFLOW_TRACKING_URI") or mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
         return mlflow.get_tracking_uri()
@@ -173,12 +173,12 @@ def _there(client: MlflowClient) -> str:
 
 def _client(uri: str) -> MlflowClient:
     from penstock.training.tracking.mlflow_backend import open_client
-    from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
+    from penstock.training.tracking.mlflow_store import database_of, relocate_artifacts
 
     if (database := database_of(uri)) is not None:
         if not database.is_file():  # MLflow would make one
             raise ServiceError(f"there is no MLflow store {database}", next_step="correct the address: MLFLOW_TRACKING_URI")
-        follow_its_folder(database)
+        relocate_artifacts(database)
     return open_client(uri)
 
 

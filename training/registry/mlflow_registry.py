@@ -10,9 +10,9 @@ from penstock.redact import redact_text
 from penstock.training.registry.aliases import aliases_of, give_alias, roll_back, rolled_back
 from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import open_client, patiently
+from penstock.training.tracking.mlflow_store import mlflow_uri
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import version_exists, version_of_alias
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:

@@ -33,12 +33,10 @@ from penstock.training.registry.aliases import give_alias
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel, form_of
 from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.signature import model_signature
-from penstock.training.tracking.mlflow_backend import patiently
-from penstock.training.tracking.mlflow_limits import fit_key
-from penstock.training.tracking.mlflow_pages import short_digest
-from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.mlflow_backend import fit_key, patiently
+from penstock.training.tracking.mlflow_store import TRAINING_VIEW
+from penstock.training.tracking.mlflow_tracker import MlflowTracker, short_digest
 from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
-from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW
 
 __all__ = ["register_model"]
 

@@ -6,45 +6,31 @@ Source: the choice of calls follows measurements on MLflow 3.17: a logged model 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import importlib
 import logging
 import os
+import posixpath
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import mlflow
-from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 
+from penstock.digest import bytes_digest
 from penstock.errors import PenstockError, ServiceError
 from penstock.machine.empty_database import copy_database, keep_database
 from penstock.progress import saying_what_is_waited_for
 from penstock.redact import first_line
-from penstock.training.events import Point
-from penstock.training.tracking.mlflow_limits import fit_key, fit_value
-from penstock.training.tracking.mlflow_pages import CHECKPOINTS_FILE, checkpoint_table, dataset_input, list_view
-from penstock.training.tracking.relocate_mlflow import VIEW_TAG, artifacts_beside, database_of, follow_its_folder
-from penstock.training.tracking.sender import Operation, Trouble
+from penstock.training.tracking.mlflow_store import artifacts_beside, database_of, relocate_artifacts
+from penstock.training.tracking.sender import Trouble
 
-__all__ = [
-    "MlflowTransport",
-    "OpenRun",
-    "connect",
-    "describe_run",
-    "ensure_run",
-    "load_sqlite",
-    "open_client",
-    "patiently",
-]
+__all__ = ["connect", "fit_key", "fit_value", "judge", "load_sqlite", "open_client", "patiently"]
 
 
 T = TypeVar("T")
@@ -53,33 +39,8 @@ _FINAL_CODES = frozenset(
     {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"}
 )
 
-_OWN_TAGS = {
-    "git.commit": "mlflow.source.git.commit",
-    "description": "mlflow.note.content",
-    "user": "mlflow.user",
-    "source": "mlflow.source.name",
-    "parent": "mlflow.parentRunId",
-}
-"""Tags that MLflow's pages show under a name of their own."""
-
 _TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
 """Without it MLflow asks, or opens an experiment in its view for language model applications, which shows no metrics."""
-
-_PER_REQUEST = 100
-"""Parameters or tags in one request: MLflow's limit."""
-
-
-class OpenRun(NamedTuple):
-    """A run that accepts metrics, and what the server already knows of it."""
-
-    client: MlflowClient
-    run_id: str
-    experiment_id: str
-    params: dict[str, str]
-    last_step: dict[str, int]
-    """Highest step per metric."""
-    ended_ms: int | None = None
-    """When it had finished, if it has: a further attempt that finds nothing to do leaves it at that."""
 
 
 def open_client(tracking_uri: str) -> MlflowClient:
@@ -123,13 +84,13 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
             with _database_lock(tracking_uri):
                 _make_database(tracking_uri)
                 if (database := database_of(tracking_uri)) is not None:
-                    follow_its_folder(database)
+                    relocate_artifacts(database)
                 client = open_client(tracking_uri)
                 return client, _experiment_id(client, tracking_uri, experiment)
         except PenstockError:
             raise
-        except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `_judge` tells them apart
-            if attempt < tries and _judge(error) is Trouble.PASSING:
+        except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `judge` tells them apart
+            if attempt < tries and judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
             raise _refusal(tracking_uri, error) from error
@@ -163,103 +124,18 @@ def _first_cause(error: BaseException) -> str:
     return first_line(error)
 
 
-def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
-    """Reopen `run_id` (status RUNNING), or, if an earlier attempt has `begun`, the run of that name, or create one.
-
-    Names are unique: they are penstock's ids of runs. A driver killed before it could note the new run's id leaves one to be
-    found.
-    """
-    run: Run | None = None
-    if run_id is not None:
-        with contextlib.suppress(MlflowException):
-            found = client.get_run(run_id)
-            run = found if found.info.lifecycle_stage == "active" else None
-    if run is None and begun:
-        named = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'", max_results=1)
-        run = next(iter(named), None)
-    if run is None:
-        run = client.create_run(experiment_id, run_name=run_name)
-    elif run.info.status != "RUNNING":
-        client.update_run(run.info.run_id, status="RUNNING")
-    return describe_run(client, run)
+def fit_key(key: str, limit: int = 250) -> str:
+    """Make `key` one MLflow accepts: its alphabet, at most `limit` characters; a shortened key ends in a digest."""
+    clean = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", key).strip("/.") or "_")  # MLflow refuses `a//b` and `../a`
+    return clean if len(clean) <= limit else f"{clean[: limit - 9]}-{bytes_digest(key.encode())[:8]}"
 
 
-def describe_run(client: MlflowClient, run: Run) -> OpenRun:
-    """What the server knows of `run`."""
-    # the latest values carry their steps; asking for whole histories would cost seconds on a long run
-    last_step = {metric.key: metric.step for metric in run.data._metric_objs}
-    ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
-    return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step, ended_ms)
-
-
-class MlflowTransport:
-    """Does what the sender's queue asks for, on one run."""
-
-    def __init__(self, run: OpenRun) -> None:
-        self._client = run.client
-        self._run_id = run.run_id
-        self._experiment_id = run.experiment_id
-        self._params = dict(run.params)
-        self._ended_ms = run.ended_ms
-        self._checkpoints: dict[str, dict[str, Any]] = {}
-
-    def send_points(self, points: list[Point]) -> None:
-        """One request for all points."""
-        if any(not key.startswith("system/") for point in points for key in point.values):
-            self._ended_ms = None
-        metrics = [Metric(key, value, point.t_ms, point.step) for point in points for key, value in point.values.items()]
-        self._client.log_batch(self._run_id, metrics=metrics, synchronous=True)
-
-    def perform(self, operation: Operation) -> None:
-        """Dispatch by kind to the method of that name."""
-        getattr(self, f"_do_{operation.kind}")(**operation.args)
-
-    def judge(self, error: Exception) -> Trouble:
-        """See `Trouble`."""
-        return _judge(error)
-
-    def _do_tags(self, tags: dict[str, str]) -> None:
-        entities = [RunTag(_OWN_TAGS.get(key) or fit_key(key), fit_value(value, 8000)) for key, value in tags.items()]
-        for start in range(0, len(entities), _PER_REQUEST):
-            self._client.log_batch(self._run_id, tags=entities[start : start + _PER_REQUEST], synchronous=True)
-
-    def _do_params(self, params: dict[str, str], attempt: int) -> None:
-        """A parameter cannot change in MLflow: what another attempt set otherwise becomes a tag of this attempt."""
-        fitted = {fit_key(key): fit_value(value, 6000) for key, value in params.items()}
-        new = [Param(key, value) for key, value in fitted.items() if key not in self._params]
-        for start in range(0, len(new), _PER_REQUEST):
-            self._client.log_batch(self._run_id, params=new[start : start + _PER_REQUEST], synchronous=True)
-        changed = {f"{key}.attempt_{attempt}": value for key, value in fitted.items() if self._params.get(key, value) != value}
-        if changed:
-            self._do_tags({f"spec.{key.removeprefix('spec.')}": value for key, value in changed.items()})
-        self._params = {**fitted, **self._params}
-
-    def _do_artifact(self, name: str, content: str) -> None:
-        with _temporary_file(name, base64.b64decode(content)) as path:
-            self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
-
-    def _do_dataset(self, **dataset: Any) -> None:
-        self._client.log_inputs(self._run_id, [dataset_input(**dataset)])
-
-    def _do_checkpoint(self, **checkpoint: Any) -> None:
-        self._checkpoints[checkpoint["name"]] = checkpoint
-        self._do_artifact(CHECKPOINTS_FILE, base64.b64encode(checkpoint_table(self._checkpoints.values()).encode()).decode())
-
-    def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
-        self._checkpoints = {checkpoint["name"]: checkpoint for checkpoint in present}
-        self._do_artifact(CHECKPOINTS_FILE, base64.b64encode(checkpoint_table(present).encode()).decode())
-
-    def _do_status(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
-        if status == "FINISHED":
-            with contextlib.suppress(MlflowException):  # how a list looks is worth no second try
-                self._choose_columns()
-
-    def _choose_columns(self) -> None:
-        """Let the list of runs show the held-out metrics of this one."""
-        view = list_view(self._client.get_run(self._run_id).data.metrics)
-        if view is not None and self._client.get_experiment(self._experiment_id).tags.get(VIEW_TAG) != view:
-            self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
+def fit_value(value: str, limit: int) -> str:
+    """Shorten `value` to `limit` characters, ending in its length and digest, so that two long values still differ."""
+    if len(value) <= limit:
+        return value
+    tail = f"... ({len(value)} characters, BLAKE3 {bytes_digest(value.encode())})"
+    return value[: limit - len(tail)] + tail
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
@@ -277,8 +153,8 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                     return call()
             except PenstockError:
                 raise
-            except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
-                if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
+            except Exception as error:  # MLflow and its HTTP library raise many kinds; `judge` tells them apart
+                if judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
                     time.sleep(delay_s)
                     delay_s = min(10.0, 2 * delay_s)
                     continue
@@ -299,7 +175,8 @@ def _long_requests() -> Iterator[None]:
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = before or "10"
 
 
-def _judge(error: Exception) -> Trouble:
+def judge(error: Exception) -> Trouble:
+    """Classify an exception of MLflow's client."""
     if isinstance(error, MlflowException):
         # a page of a proxy in front of a restarting server is no refusal, though it may say 404
         from_proxy = "failed with error code" in str(error)
@@ -357,11 +234,3 @@ def _make_database(tracking_uri: str) -> None:
         # MLflow makes its default experiment wherever it finds none; this one's path is of this place.
         keep_database(name, making, before="DELETE FROM experiments")
     os.replace(making, database)
-
-
-@contextlib.contextmanager
-def _temporary_file(name: str, content: bytes) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        path = Path(folder, os.path.basename(name))
-        path.write_bytes(content)
-        yield path

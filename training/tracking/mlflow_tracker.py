@@ -1,30 +1,66 @@
-"""What does MLflow learn of a run? One MLflow run over all attempts of a penstock run.
+"""How does MLflow show a run? One MLflow run over all attempts of a penstock run.
 
-Its checkpoints are a table; its one logged model is what is registered. MLflow never changes a parameter: a later attempt's
+Its checkpoints are a table; its one logged model is the registered one. MLflow never changes a parameter: a later attempt's
 other value becomes the tag `spec.<path>.attempt_<n>`. The run's name is penstock's id of it without the pipeline's name, which
 the experiment has: a list shows the beginning of a name only.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import csv
+import io
+import json
 import os
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from penstock.ingest.schema import FeedSchema
 from penstock.redact import redact_text
+from penstock.training.events import Point
 from penstock.training.tracking import mlflow_backend
-from penstock.training.tracking.local_page import page_port
-from penstock.training.tracking.mlflow_limits import fit_key
+from penstock.training.tracking.mlflow_backend import fit_key, fit_value
+from penstock.training.tracking.mlflow_store import TRAINING_VIEW, VIEW_TAG, database_of, mlflow_uri, page_port
 from penstock.training.tracking.queued_tracker import OpenRun, QueuedTracker
-from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, database_of, mlflow_uri
+from penstock.training.tracking.sender import Operation, Trouble
 
-__all__ = ["MlflowTracker"]
+__all__ = ["MlflowTracker", "short_digest"]
 
 
 _OPEN_S = 10.0
 """How long a server that was there a moment ago is tried: nothing has been spent yet."""
+
+_OWN_TAGS = {
+    "git.commit": "mlflow.source.git.commit",
+    "description": "mlflow.note.content",
+    "user": "mlflow.user",
+    "source": "mlflow.source.name",
+    "parent": "mlflow.parentRunId",
+}
+"""Tags that MLflow's pages show under a name of their own."""
+
+_PER_REQUEST = 100
+"""Parameters or tags in one request: MLflow's limit."""
+
+
+_CHECKPOINTS_FILE = "checkpoints.csv"
+"""Artifact that lists the checkpoints of a run that are there."""
+
+_DIGEST_LETTERS = 12
+"""The list of runs shows a dataset's digest, and has room for a few letters; the whole digest is a tag of the run."""
+
+_METRIC_COLUMNS = 6
+
+_ATTRIBUTES = ("Dataset",)
+"""Further ones would push the metrics out of a narrow window."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +90,17 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
         name = run_name.removeprefix(f"{experiment}-")
         run = mlflow_backend.patiently(
             "open the run",
-            lambda: mlflow_backend.ensure_run(client, experiment_id, name, run_id, begun=begun),
+            lambda: _ensure_run(client, experiment_id, name, run_id, begun=begun),
             for_s=_OPEN_S,
         )
-        return _described(run, "RUNNING")
+        return _open_run(client, run, "RUNNING")
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:
         """See `QueuedTracker.find`."""
         client = mlflow_backend.open_client(tracking_uri)
         run = client.get_run(run_id)
-        return _described(mlflow_backend.describe_run(client, run), str(run.info.status))
+        return _open_run(client, run, str(run.info.status))
 
     @property
     def client(self) -> MlflowClient:
@@ -100,12 +136,160 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
         return fit_key(key)
 
 
-def _described(run: mlflow_backend.OpenRun, status: str) -> _MlflowRun:
+def _ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> Run:
+    """Reopen `run_id` (status RUNNING), or, if an earlier attempt has `begun`, the run of that name, or create one.
+
+    Names are unique: they are penstock's ids of runs. A driver that was killed before it recorded the new run's id leaves one
+    to find by its name.
+    """
+    run: Run | None = None
+    if run_id is not None:
+        with contextlib.suppress(MlflowException):
+            found = client.get_run(run_id)
+            run = found if found.info.lifecycle_stage == "active" else None
+    if run is None and begun:
+        named = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'", max_results=1)
+        run = next(iter(named), None)
+    if run is None:
+        return client.create_run(experiment_id, run_name=run_name)
+    if run.info.status != "RUNNING":
+        client.update_run(run.info.run_id, status="RUNNING")
+    return run
+
+
+def _open_run(client: MlflowClient, run: Run, status: str) -> _MlflowRun:
     return _MlflowRun(
-        run_id=run.run_id,
-        transport=mlflow_backend.MlflowTransport(run),
-        last_step=run.last_step,
+        run_id=run.info.run_id,
+        transport=MlflowTransport(client, run),
+        # the latest values carry their steps; asking for whole histories would cost seconds on a long run
+        last_step={metric.key: metric.step for metric in run.data._metric_objs},
         status=status,
-        client=run.client,
-        experiment_id=run.experiment_id,
+        client=client,
+        experiment_id=run.info.experiment_id,
     )
+
+
+class MlflowTransport:
+    """Performs the operations of the sender's queue on one run."""
+
+    def __init__(self, client: MlflowClient, run: Run) -> None:
+        self._client = client
+        self._run_id = run.info.run_id
+        self._experiment_id = run.info.experiment_id
+        self._params = dict(run.data.params)
+        # an attempt of a finished run that measures nothing leaves the time of its end
+        self._ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
+        self._checkpoints: dict[str, dict[str, Any]] = {}
+
+    def send_points(self, points: list[Point]) -> None:
+        """Log the points in one request."""
+        if any(not key.startswith("system/") for point in points for key in point.values):
+            self._ended_ms = None
+        metrics = [Metric(key, value, point.t_ms, point.step) for point in points for key, value in point.values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics, synchronous=True)
+
+    def perform(self, operation: Operation) -> None:
+        """Call the method of the operation's kind."""
+        getattr(self, f"_do_{operation.kind}")(**operation.args)
+
+    def judge(self, error: Exception) -> Trouble:
+        """Classify an exception of MLflow's client."""
+        return mlflow_backend.judge(error)
+
+    def _do_tags(self, tags: dict[str, str]) -> None:
+        entities = [RunTag(_OWN_TAGS.get(key) or fit_key(key), fit_value(value, 8000)) for key, value in tags.items()]
+        for start in range(0, len(entities), _PER_REQUEST):
+            self._client.log_batch(self._run_id, tags=entities[start : start + _PER_REQUEST], synchronous=True)
+
+    def _do_params(self, params: dict[str, str], attempt: int) -> None:
+        """A parameter cannot change in MLflow: what another attempt set otherwise becomes a tag of this attempt."""
+        fitted = {fit_key(key): fit_value(value, 6000) for key, value in params.items()}
+        new = [Param(key, value) for key, value in fitted.items() if key not in self._params]
+        for start in range(0, len(new), _PER_REQUEST):
+            self._client.log_batch(self._run_id, params=new[start : start + _PER_REQUEST], synchronous=True)
+        changed = {f"{key}.attempt_{attempt}": value for key, value in fitted.items() if self._params.get(key, value) != value}
+        if changed:
+            self._do_tags({f"spec.{key.removeprefix('spec.')}": value for key, value in changed.items()})
+        self._params = {**fitted, **self._params}
+
+    def _do_artifact(self, name: str, content: str) -> None:
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            path = Path(folder, os.path.basename(name))
+            path.write_bytes(base64.b64decode(content))
+            self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
+
+    def _do_dataset(self, **dataset: Any) -> None:
+        self._client.log_inputs(self._run_id, [_dataset_input(**dataset)])
+
+    def _do_checkpoint(self, **checkpoint: Any) -> None:
+        self._do_checkpoints([*(self._checkpoints | {checkpoint["name"]: checkpoint}).values()])
+
+    def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
+        self._checkpoints = {checkpoint["name"]: checkpoint for checkpoint in present}
+        self._do_artifact(_CHECKPOINTS_FILE, base64.b64encode(_checkpoint_table(present).encode()).decode())
+
+    def _do_status(self, status: str) -> None:
+        self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
+        if status == "FINISHED":
+            with contextlib.suppress(MlflowException):  # how a list looks is worth no second try
+                self._choose_columns()
+
+    def _choose_columns(self) -> None:
+        """Let the list of runs show the held-out metrics of this one."""
+        view = _list_view(self._client.get_run(self._run_id).data.metrics)
+        if view is not None and self._client.get_experiment(self._experiment_id).tags.get(VIEW_TAG) != view:
+            self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
+
+
+def short_digest(digest: str) -> str:
+    """The part of a dataset's digest that MLflow shows."""
+    return digest[:_DIGEST_LETTERS]
+
+
+def _dataset_input(
+    name: str, digest: str, uri: str, schema: Mapping[str, Any], context: str, profile: Mapping[str, Any]
+) -> DatasetInput:
+    """The rows of a split as an input of a run; `schema` is a `FeedSchema` as JSON, `context` the split."""
+    dataset = Dataset(
+        name[:500],
+        short_digest(digest),
+        "s3" if uri.startswith("s3://") else "local",
+        json.dumps({"uri": uri}),
+        schema=_column_schema(FeedSchema.model_validate(schema)),
+        profile=json.dumps(profile),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+
+
+def _column_schema(schema: FeedSchema) -> str:
+    """The columns as MLflow's JSON for tables: of one for arrays its page shows nothing."""
+    columns = [{"name": column.name, "type": column.type_text, "required": True} for column in schema.columns]
+    return json.dumps({"mlflow_colspec": columns})
+
+
+def _checkpoint_table(checkpoints: Iterable[Mapping[str, Any]]) -> str:
+    """Checkpoints as CSV, by step: `name`, `step`, `epoch`, `uri`, and the metrics measured on each."""
+    found = sorted(checkpoints, key=lambda entry: int(entry["step"]))
+    metrics = sorted({name for entry in found for name in entry["metrics"]}, key=_place)
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    writer.writerow(["name", "step", "epoch", *metrics, "uri"])
+    for entry in found:
+        measured = [entry["metrics"].get(name, "") for name in metrics]
+        writer.writerow([entry["name"], entry["step"], entry["epoch"], *measured, entry["uri"]])
+    return into.getvalue()
+
+
+def _list_view(metrics: Iterable[str]) -> str | None:
+    """The state of the list of runs that shows held-out metrics beside each run: what its tag holds. None without any."""
+    held_out = [name for name in sorted(metrics, key=_place) if name.startswith(("test/", "val/"))]
+    if not held_out:
+        return None
+    columns = [f"metrics.`{name}`" for name in held_out[:_METRIC_COLUMNS]]
+    return json.dumps({"selectedColumns": [*columns, *(f"attributes.`{name}`" for name in _ATTRIBUTES)]})
+
+
+def _place(name: str) -> tuple[int, bool, str]:
+    """What a person compares first: the test split, then validation; within one the loss comes last."""
+    splits = ("test/", "val/", "train/")
+    return next((i for i, split in enumerate(splits) if name.startswith(split)), len(splits)), name.endswith("/loss"), name

@@ -17,7 +17,7 @@ from penstock.errors import ServiceError
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
 from penstock.flows.verbs import ui
 from penstock.training.tracking.mlflow_backend import patiently
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from penstock.training.tracking.mlflow_store import mlflow_uri
 from tests import ROOT
 
 

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from penstock.training.tracking.local_page import page_port
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from penstock.training.tracking.mlflow_store import mlflow_uri, page_port
 from tests.runs.servers import ROOT, eventually, free_port
 
 pytestmark = pytest.mark.slow
