@@ -190,7 +190,7 @@ def introduce(ctx: RunContext) -> None:
     committed = CheckpointStore(own).committed()
     if committed:
         # Those before the checkpoint may not have reached the server; those beyond it are measured again.
-        ctx.tracker.replay(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
+        ctx.tracker.points(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
     environment = own.read_bytes(_ENVIRONMENT).decode()

@@ -1,4 +1,4 @@
-"""How does a tracker never hold up training, and never log a step twice? Points and operations go through one queue.
+"""How does a tracker never delay training, and never log a step twice? Points and operations go through one queue.
 
 Shared by the trackers of all services; a service brings a `Transport` (training/tracking/sender.py). Its operations are `tags`
 (tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name, digest, uri, schema,
@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +30,6 @@ from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
-from penstock.training.tracking.flat import flatten
 from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
 from penstock.training.tracking.tracker import RunStatus
 
@@ -41,16 +40,13 @@ _log = logging.getLogger("penstock.tracking")
 
 R = TypeVar("R", bound="OpenRun")
 
-_INLINE_BYTES = 4 << 20
-"""Artifacts up to this size travel in the queue, and so survive in the outbox."""
-
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run at a service, and what the service knows of it.
+    """A run at a service.
 
     Attributes:
-        transport: does what the queue asks for, on this run.
+        transport: performs the operations of the queue on this run.
         last_step: highest step per metric that the service has.
         status: RUNNING, or what `close` set.
     """
@@ -95,7 +91,7 @@ class QueuedTracker(ABC, Generic[R]):
     @classmethod
     @abstractmethod
     def find(cls, tracking_uri: str, run_id: str) -> R:
-        """The run as it is. Raises anything where it cannot be had."""
+        """Find the run as it is. It may raise any exception."""
 
     @classmethod
     def load(cls) -> None:
@@ -123,17 +119,7 @@ class QueuedTracker(ABC, Generic[R]):
         attempt: int = 1,
         outbox: Storage | None = None,
     ) -> Self:
-        """Create the run, or reopen `run_id`, with status RUNNING.
-
-        Args:
-            tracking_uri: the service.
-            experiment: its name; made if absent.
-            run_name: name of a new run.
-            run_id: the run of the earlier attempts; a new one is made if it was deleted.
-            tags: set on the run; secrets are hidden.
-            params: the spec, nested or flat.
-            attempt: 1 for the first try of this run.
-            outbox: where unsent records wait for the next attempt or `penstock status`.
+        """Create the run, or reopen `run_id`, with status RUNNING; see `Tracker.open`.
 
         Raises:
             ServiceError: the service does not answer or refuses.
@@ -142,12 +128,12 @@ class QueuedTracker(ABC, Generic[R]):
         sender = Sender(run.transport, outbox)
         tracker = cls(run, tracking_uri, sender, attempt)
         left = Outbox.load(outbox)
-        still_true = tuple(operation for operation in left.operations if operation.kind != "status")
-        tracker.points(sender.recover(left.model_copy(update={"operations": still_true})))
+        valid = tuple(operation for operation in left.operations if operation.kind != "status")  # the run goes on
+        tracker.points(sender.recover(left.model_copy(update={"operations": valid})))
         sender.start()
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
-            tracker.log_params(params)
+            tracker._put("params", params=dict(_flatten(redact(params))), attempt=attempt)
         return tracker
 
     @classmethod
@@ -162,19 +148,14 @@ class QueuedTracker(ABC, Generic[R]):
         outbox: Storage | None = None,
         drain_s: float = 10.0,
     ) -> str:
-        """Finish what a killed driver left: deliver its outbox and journal, and replace the status RUNNING by `status`.
-
-        The caller has made sure that no living process owns the run. A status waiting in the outbox counts more than `status`:
-        the process that wrote it knew. Returns the status the service has afterwards; `UNKNOWN` if it does not answer or lacks
-        the run.
-        """
+        """Finish what a killed driver left; see `Tracker.repair`. The outbox's status outranks `status`."""
         try:
             run = cls.find(tracking_uri, run_id)
             sender = Sender(run.transport, outbox)
             tracker = cls(run, tracking_uri, sender, attempt=0)
             left = Outbox.load(outbox)
             tracker.points(sender.recover(left))
-            tracker.replay(points)
+            tracker.points(points)
             sender.start()
             if run.status == "RUNNING" and all(operation.kind != "status" for operation in left.operations):
                 tracker._put("status", status=status)
@@ -193,19 +174,15 @@ class QueuedTracker(ABC, Generic[R]):
         return self._sender.waiting
 
     def complete_step(self) -> int:
-        """The step up to which every point is on the server or queued: the journal is needed from there on only."""
+        """The step up to which every point is on the server or queued; -1 for none."""
         with self._lock:  # points leave in order, so only those of the highest step may be partly missing
             return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0) - 1
 
     def points(self, points: Iterable[Point]) -> None:
-        """Queue points in order; values at a step not above the last one of that metric are left out. Returns at once."""
+        """Queue points in order; values at a step not above the last one of that metric are left out."""
         with self._lock:
             fresh = [point for point in map(self._take, points) if point.values]
             self._sender.put_points(fresh)
-
-    def replay(self, points: Iterable[Point]) -> None:
-        """Send what an earlier attempt could not, from `read_journal`. Call it before the first new point of this attempt."""
-        self.points(points)
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Queue values measured now by the driver, such as those of an evaluation."""
@@ -218,13 +195,9 @@ class QueuedTracker(ABC, Generic[R]):
         self.points([Point(t_ms, sample, values)])
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run; values that are no strings become JSON."""
+        """Set tags on the run; values other than strings become JSON."""
         text = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in redact(tags).items()}
         self._put("tags", tags=text)
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log a nested mapping as dotted parameters."""
-        self._put("params", params=dict(flatten(redact(params))), attempt=self.attempt)
 
     def log_json(self, name: str, value: Any) -> None:
         """Store JSON-able data (secrets hidden) as the artifact `name`."""
@@ -235,12 +208,7 @@ class QueuedTracker(ABC, Generic[R]):
         self._artifact(name, redact_text(text).encode())
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Store a figure as the artifact `name`.
-
-        Args:
-            name: artifact path; its suffix is the format.
-            figure: encoded bytes, or anything with matplotlib's `savefig`.
-        """
+        """Store encoded bytes, or anything with matplotlib's `savefig`, as the artifact `name`, whose suffix is the format."""
         if isinstance(figure, bytes):
             self._artifact(name, figure)
             return
@@ -251,7 +219,7 @@ class QueuedTracker(ABC, Generic[R]):
     def log_dataset(
         self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Record the rows of a split as an input of the run, by their content digest and by where their source lies."""
+        """Record the rows of a split as an input of the run."""
         self._put(
             "dataset",
             any_order=True,
@@ -264,14 +232,11 @@ class QueuedTracker(ABC, Generic[R]):
         )
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Show a committed checkpoint. The same name counts once. What is sent of it says where its files lie."""
+        """Show a committed checkpoint. The same name counts once."""
         self._put("checkpoint", **self._describe(checkpoint))
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show those of `present` that are not shown yet, and remove all others of the run.
-
-        An earlier attempt may have been killed between writing or deleting a checkpoint and saying so.
-        """
+        """Show exactly `present`: a killed attempt may not have reported what it wrote or deleted."""
         self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -289,15 +254,7 @@ class QueuedTracker(ABC, Generic[R]):
         return self._sender.drain(timeout_s)
 
     def close(self, status: RunStatus | None, drain_s: float = 30.0) -> int:
-        """Send what is queued, set the final status, stop all threads. A second call does nothing.
-
-        Args:
-            status: None where another process has taken the run over: then nothing is sent, nor written to the outbox.
-
-        Returns:
-            Points and operations not delivered within `drain_s`; they, and the status, wait in the outbox for the next attempt
-            or for `repair`.
-        """
+        """Send what is queued, set the final status, stop all threads; see `Tracker.close`."""
         if self._closed:
             return 0
         self._closed = True
@@ -312,7 +269,7 @@ class QueuedTracker(ABC, Generic[R]):
         return left
 
     def _take(self, point: Point) -> Point:
-        """The part of a point that is news; remembers it. Holds the lock."""
+        """Reduce a point to its new values, and remember them. Holds the lock."""
         fresh: dict[str, float] = {}
         for name, raw in point.values.items():
             key = self.fit_key(name)
@@ -322,9 +279,21 @@ class QueuedTracker(ABC, Generic[R]):
         return Point(point.t_ms, point.step, fresh)
 
     def _artifact(self, name: str, content: bytes) -> None:
-        if len(content) > _INLINE_BYTES:
-            _log.warning("the artifact %s has %d bytes; it is kept in memory until it is sent", name, len(content))
         self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
 
     def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
         self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, text) for every leaf. Lists of scalars stay one value; null and empty containers yield nothing."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{prefix}.{index}")
+    elif isinstance(value, str):
+        yield prefix, value
+    elif value is not None and value != [] and value != ():
+        yield prefix, json.dumps(value, ensure_ascii=False, default=str)

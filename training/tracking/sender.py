@@ -1,9 +1,8 @@
 """How do metrics reach a tracking server that may be down, while training goes on?
 
-Two lanes and one daemon thread. Points are sent in the order they were made and are never dropped while the process lives,
-so the server always holds a prefix of the history. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain
-data, made so that doing it twice does no harm, and kept in an *outbox* file while the server is away. An operation waits for
-the points made before it.
+One queue and one daemon thread. Points are sent in their order and never dropped while the process lives, so the server always
+holds a prefix of the history. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain data, made so that doing
+it twice does no harm, and kept in an *outbox* file while the server is away.
 """
 
 from __future__ import annotations
@@ -13,15 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from pydantic import ConfigDict, ValidationError
 
 from penstock.config import Section
-from penstock.messages import counted
 from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.training.events import Point
@@ -40,11 +36,11 @@ _KEPT_POINTS = 10_000
 """Oldest unsent points kept in the outbox while the process lives; the journal holds the others."""
 
 _POINTS_EVERY_S = 1.0
-"""Between two requests of points, unless there are enough for a whole one or somebody waits: what a request costs beside its
-points is as much as sixty of them."""
+"""Between two requests of points, unless they fill one or something waits for them: a request costs as much as sixty points."""
 
-_HOPELESS = 3
-"""Refusals in a row after which the rest of a refused request is not tried point by point."""
+
+_QUIET_S = 60.0
+"""Between two warnings of a failure: one artifact may fail again and again between requests that succeed."""
 
 
 class Operation(Section):
@@ -57,9 +53,9 @@ class Operation(Section):
 
 
 class Outbox(Section):
-    """What an earlier process could not deliver."""
+    """The points and operations that an earlier process could not deliver."""
 
-    model_config = ConfigDict(ser_json_inf_nan="constants")  # a loss of NaN is news too, and JSON's null is none
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # JSON's null would lose a loss of NaN
 
     version: int = 1
     operations: tuple[Operation, ...] = ()
@@ -67,7 +63,7 @@ class Outbox(Section):
 
     @classmethod
     def load(cls, storage: Storage | None) -> Outbox:
-        """Read the outbox; an empty one if there is none or it cannot be read (a warning says so)."""
+        """Read the outbox; an empty one if there is none, or, with a warning, if it cannot be read."""
         if storage is None or not storage.exists(_OUTBOX):
             return cls()
         try:
@@ -77,7 +73,7 @@ class Outbox(Section):
             return cls()
 
     def save(self, storage: Storage) -> None:
-        """Replace the file, or delete it when there is nothing to keep."""
+        """Replace the file, or delete it if there is nothing to keep."""
         if self.operations or self.points:
             storage.write_bytes(_OUTBOX, self.model_dump_json().encode())
         else:
@@ -85,7 +81,7 @@ class Outbox(Section):
 
 
 class Trouble(Enum):
-    """What an exception from the server means."""
+    """The meaning of an exception from the server."""
 
     PASSING = "passing"
     """Down, slow or overloaded: the same request may succeed later."""
@@ -103,26 +99,12 @@ class Transport(Protocol):
         """Do one operation."""
 
     def judge(self, error: Exception) -> Trouble:
-        """Classify what the two above raised. Without this method, all is tried again."""
+        """Classify an exception of the two above. Without this method, everything is tried again."""
         return Trouble.PASSING
 
 
-class _Queued(NamedTuple):
-    operation: Operation
-    after: int
-    """Number of points that must have left before this operation may."""
-
-
-@dataclass
-class _Patience:
-    """When a lane may try again."""
-
-    failures: int = 0
-    due: float = 0.0
-
-
 class Sender:
-    """The queue in front of a server. All methods but `drain` return at once, whatever the server does."""
+    """The queue in front of a server. All methods but `drain` and `stop` return at once, whatever the server does."""
 
     def __init__(
         self,
@@ -131,28 +113,29 @@ class Sender:
         *,
         delays_s: tuple[float, float] = (0.5, 10.0),
         points_every_s: float = _POINTS_EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the lanes; `delays_s` is the first and the longest pause after a failure."""
+        """Prepare the queue; `delays_s` is the first and the longest pause after a failure."""
         self._transport = transport
         self._outbox = outbox
         self._first_delay_s, self._longest_delay_s = delays_s
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._points: deque[Point] = deque()
-        self._operations: deque[_Queued] = deque()
-        self._points_in = 0
-        self._points_out = 0
         self._points_every_s = points_every_s
-        self._gathering_until_s = 0.0
-        self._waited_for = 0
+        self._changed = threading.Condition()
+        self._queue: deque[Point | Operation] = deque()
+        self._pause_until_s = 0.0
+        """Until then a failed request is not tried again, and points gather."""
+        self._draining = 0
         """Callers of `drain`."""
-        self._points_patience = _Patience()
-        self._operations_patience = _Patience()
-        self._dirty = False
+        self._failures = 0
+        """Failed requests in a row."""
+        self._behind = False
+        """Whether a warning said that tracking is behind, and none that it goes on."""
+        self._quiet_until_s = 0.0
+        self._warned = False
+        """Whether a refused point was reported."""
+        self._unsaved = False
+        """Whether the outbox lacks an operation, or holds one that was sent."""
         self._saved = False
         self._stopping = False
-        self._busy = False
         self._thread = threading.Thread(target=self._run, name="penstock-tracking", daemon=True)
 
     def start(self) -> None:
@@ -160,55 +143,43 @@ class Sender:
         self._thread.start()
 
     def recover(self, left: Outbox) -> list[Point]:
-        """Queue the operations an earlier process left unsent. Returns its points: the caller knows which are still news.
+        """Queue the operations that an earlier process left unsent. Returns its points: the caller knows which are still new.
 
-        Call it before `start`; the outbox file goes away once all is delivered.
+        Call it before `start`; the outbox file is deleted once all is delivered.
         """
         with self._changed:
-            self._operations.extend(_Queued(operation, self._points_in) for operation in left.operations)
-            self._saved = self._dirty = bool(left.operations or left.points)
+            self._queue.extend(left.operations)
+            self._saved = self._unsaved = bool(left.operations or left.points)
         return [Point(*point) for point in left.points]
 
     def put_points(self, points: list[Point]) -> None:
         """Queue points, in order."""
         with self._changed:
-            self._points.extend(points)
-            self._points_in += len(points)
+            self._queue.extend(points)
             self._changed.notify_all()
 
     def put(self, operation: Operation) -> None:
-        """Queue an operation behind the points queued so far."""
+        """Queue an operation behind everything queued so far."""
         with self._changed:
-            self._operations.append(_Queued(operation, self._points_in))
-            self._dirty = True
+            self._queue.append(operation)
+            self._unsaved = True
             self._changed.notify_all()
 
     @property
     def waiting(self) -> int:
         """Points and operations not yet on the server."""
         with self._changed:
-            return len(self._points) + len(self._operations)
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last request failed."""
-        with self._changed:
-            return bool(self._points_patience.failures or self._operations_patience.failures)
+            return len(self._queue)
 
     def drain(self, timeout_s: float) -> int:
         """Wait until all is sent or `timeout_s` has passed. Returns how many points and operations are left."""
-        deadline = self._clock() + timeout_s
         with self._changed:
-            self._points_patience.due = self._operations_patience.due = 0.0
-            self._waited_for += 1
+            self._draining += 1
+            self._pause_until_s = 0.0
             self._changed.notify_all()
-            while self._points or self._operations or self._busy:
-                left = deadline - self._clock()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            self._waited_for -= 1
-            return len(self._points) + len(self._operations)
+            self._changed.wait_for(lambda: not self._queue, timeout_s)
+            self._draining -= 1
+            return len(self._queue)
 
     def stop(self, join_s: float = 15.0) -> None:
         """End the thread; what is unsent goes to the outbox."""
@@ -219,128 +190,104 @@ class Sender:
         self._save(everything=True)
 
     def abandon(self, join_s: float = 15.0) -> None:
-        """End the thread, and leave the outbox as it is: it is another process's."""
+        """End the thread and leave the outbox as it is: it belongs to another process."""
         self._outbox = None
         self.stop(join_s)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                chunk, queued = self._next()
-                while not self._stopping and not chunk and queued is None:
-                    self._changed.wait(self._pause())
-                    chunk, queued = self._next()
-                if self._stopping:
-                    return
-                self._busy = True
+        while chunk := self._next():
             try:
-                if queued is None:
-                    self._transport.send_points(chunk)
-                else:
-                    self._transport.perform(queued.operation)
-            except Exception as error:  # `Transport.judge` says what it means; this thread must live on
-                self._failed(error, chunk, queued)
+                self._deliver(chunk)
+            except Exception as error:  # it will pass, see `_deliver`; this thread must live on
+                self._failed(error, chunk[0])
             else:
-                self._succeeded(chunk)
-            if self._dirty and (self.failing or self._saved):
+                self._sent(chunk)
+            if self._unsaved and (self._failures or self._saved):
                 self._save(everything=False)
 
-    def _next(self) -> tuple[list[Point], _Queued | None]:
-        """What to send now: an operation whose turn has come, else points that need not wait for more. Holds the lock."""
-        now = self._clock()
-        first = self._operations[0] if self._operations else None
-        if first is not None and first.after <= self._points_out and now >= self._operations_patience.due:
-            return [], first
-        chunk: list[Point] = []
+    def _next(self) -> list[Point] | list[Operation]:
+        """Wait for the next request: one operation, or points. Empty at the end."""
+        with self._changed:
+            while not self._stopping:
+                chunk, urgent = self._first()
+                left_s = self._pause_until_s - time.monotonic()
+                if chunk and (left_s <= 0 or (urgent and not self._failures)):
+                    return chunk
+                self._changed.wait(left_s if chunk else None)
+            return []
+
+    def _first(self) -> tuple[list[Point] | list[Operation], bool]:
+        """The front of the queue, as one request, and whether it need not wait for further points. Holds the lock."""
+        points: list[Point] = []
         values = 0
-        for point in self._points if now >= self._points_patience.due else ():
-            values += len(point.values)
-            if chunk and values > _MAX_VALUES:
-                return chunk, None
-            chunk.append(point)
-        return chunk if now >= self._gathered_s() else [], None
+        for item in self._queue:
+            if isinstance(item, Operation):
+                return points or [item], True
+            values += len(item.values)
+            if points and values > _MAX_VALUES:
+                return points, True
+            points.append(item)
+        return points, self._draining > 0
 
-    def _gathered_s(self) -> float:
-        """When points leave that do not fill a request. Holds the lock."""
-        return 0.0 if self._waited_for or self._operations else self._gathering_until_s
+    def _deliver(self, chunk: list[Point] | list[Operation]) -> None:
+        """Send one request. A refusal drops what the server will never take; one bad point is dropped alone.
 
-    def _pause(self) -> float | None:
-        """Seconds until a retry is due; None to wait for something new. Holds the lock."""
-        dues = [max(self._points_patience.due, self._gathered_s())] if self._points else []
-        if self._operations and self._operations[0].after <= self._points_out:
-            dues.append(self._operations_patience.due)
-        return max(0.0, min(dues) - self._clock()) if dues else None
+        Raises:
+            Exception: the same request may succeed later.
+        """
+        first = chunk[0]
+        try:
+            if isinstance(first, Operation):
+                self._transport.perform(first)
+            else:
+                self._transport.send_points([item for item in chunk if isinstance(item, Point)])
+        except Exception as error:
+            if self._transport.judge(error) is Trouble.PASSING:
+                raise
+            if len(chunk) > 1:
+                self._deliver(chunk[: len(chunk) // 2])
+                self._deliver(chunk[len(chunk) // 2 :])
+            elif isinstance(first, Operation):
+                _log.warning("the tracking server refuses %s: %s", first.kind, first_line(error))
+            elif not self._warned:
+                self._warned = True
+                _log.warning("the tracking server refuses points, from step %d on: %s", first.step, first_line(error))
 
-    def _succeeded(self, chunk: list[Point]) -> None:
+    def _sent(self, chunk: list[Point] | list[Operation]) -> None:
         with self._changed:
-            mine = self._points_patience if chunk else self._operations_patience
-            if mine.failures:
-                _log.warning("the tracking server answers again; %d points are on their way", len(self._points))
-                self._points_patience.due = self._operations_patience.due = 0.0
-            mine.failures, mine.due = 0, 0.0
-            if chunk:
-                self._gathering_until_s = self._clock() + self._points_every_s
-            self._pop(chunk)
-
-    def _pop(self, chunk: list[Point]) -> None:
-        """Forget what was sent (or refused for good). Holds the lock."""
-        if chunk:
+            if self._behind:
+                _log.warning("the tracking server answers again; %d records are on their way", len(self._queue))
+            self._failures, self._behind = 0, False
+            self._pause_until_s = time.monotonic() + self._points_every_s if isinstance(chunk[0], Point) else 0.0
+            self._unsaved |= isinstance(chunk[0], Operation)
             for _ in chunk:
-                self._points.popleft()
-            self._points_out += len(chunk)
-        else:
-            self._operations.popleft()
-            self._dirty = True
-        self._busy = False
-        self._changed.notify_all()
-
-    def _failed(self, error: Exception, chunk: list[Point], queued: _Queued | None) -> None:
-        if self._transport.judge(error) is Trouble.FINAL:
-            self._refused(error, chunk, queued)
-            return
-        with self._changed:
-            mine = self._points_patience if queued is None else self._operations_patience
-            if not self._points_patience.failures and not self._operations_patience.failures:
-                _log.warning("tracking is behind, training goes on; retrying: %s", first_line(error))
-                self._dirty = True
-            mine.due = self._clock() + min(self._longest_delay_s, self._first_delay_s * 2 ** min(mine.failures, 10))
-            mine.failures += 1
-            if queued is not None and queued.operation.any_order:
-                self._operations.rotate(-1)
-            self._busy = False
+                self._queue.popleft()
             self._changed.notify_all()
 
-    def _refused(self, error: Exception, chunk: list[Point], queued: _Queued | None) -> None:
-        """Drop what the server will never take, and say so. One bad point must not take its neighbours along."""
-        lost, in_a_row = len(chunk), 0
-        for point in chunk if len(chunk) > 1 else ():
-            try:
-                self._transport.send_points([point])
-            except Exception as second:  # judged in the next line
-                if self._transport.judge(second) is Trouble.PASSING:
-                    self._failed(second, [], None)  # the whole chunk goes again later: what was sent already changes nothing
-                    return
-                in_a_row += 1
-                if in_a_row == _HOPELESS:
-                    break
-            else:
-                lost, in_a_row = lost - 1, 0
-        what = queued.operation.kind if queued is not None else f"{counted(lost, 'point')} from step {chunk[0].step} on"
-        _log.warning("the tracking server refuses %s: %s", what, first_line(error))
+    def _failed(self, error: Exception, first: Point | Operation) -> None:
         with self._changed:
-            self._pop(chunk)
+            if not self._failures:
+                self._unsaved = True
+            if not self._behind and time.monotonic() >= self._quiet_until_s:
+                _log.warning("tracking is behind, training goes on; retrying: %s", first_line(error))
+                self._behind, self._quiet_until_s = True, time.monotonic() + _QUIET_S
+            delay_s = min(self._longest_delay_s, self._first_delay_s * 2 ** min(self._failures, 10))
+            self._pause_until_s = time.monotonic() + delay_s
+            self._failures += 1
+            if isinstance(first, Operation) and first.any_order:  # the others may succeed
+                self._queue.rotate(-1)
 
     def _save(self, *, everything: bool) -> None:
-        """Keep what is unsent; only at the end all points, since the journal holds those of training."""
+        """Keep what is unsent; all points only at the end, since the journal holds those of training."""
         if self._outbox is None:
             return
         with self._changed:
-            operations = tuple(queued.operation for queued in self._operations)
-            kept = self._points if everything else itertools.islice(self._points, _KEPT_POINTS)
-            points = tuple((p.t_ms, p.step, dict(p.values)) for p in kept)
-            self._dirty = False
+            operations = tuple(item for item in self._queue if isinstance(item, Operation))
+            points = ((item.t_ms, item.step, dict(item.values)) for item in self._queue if isinstance(item, Point))
+            kept = tuple(itertools.islice(points, None if everything else _KEPT_POINTS))
+            self._unsaved = False
         try:
-            Outbox(operations=operations, points=points).save(self._outbox)
-            self._saved = bool(operations or points)
+            Outbox(operations=operations, points=kept).save(self._outbox)
+            self._saved = bool(operations or kept)
         except Exception as error:  # a storage that fails must not end the thread that sends
             _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), first_line(error))

@@ -1,4 +1,4 @@
-"""What is a tracker to the stages and the flow: where a run's metrics, checkpoints and documents are looked at?
+"""What do the stages and the flow require of a tracker, the service that shows a run's metrics, checkpoints and documents?
 
 A tracker is a class of its own for each service; an object of it is the driver's way to one run, the same over all attempts of
 a penstock run. Tracking trouble never stops training: no method but `open` may fail because of the service, and only `drain`
@@ -21,7 +21,7 @@ from penstock.training.events import Point
 __all__ = ["HasLocalPage", "HasRunList", "RunStatus", "Tracker"]
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-"""Of a run that no process works on; while one does it is RUNNING."""
+"""Status of a run without a process; with one it is RUNNING."""
 
 
 class Tracker(Protocol):
@@ -56,7 +56,7 @@ class Tracker(Protocol):
             tracking_uri: the service, as `default_uri` says.
             experiment: name of the pipeline.
             run_name: penstock's id of the run; unique.
-            run_id: what `run_id` was in an earlier attempt; a new run is made if it is gone.
+            run_id: that of an earlier attempt; a new run is made if it is gone.
             tags: set on the run.
             params: the resolved spec, nested.
             attempt: 1 for the first try of this run.
@@ -104,10 +104,6 @@ class Tracker(Protocol):
         """Take metric points, in order; values at a step not above the last of that metric are left out. Returns at once."""
         ...
 
-    def replay(self, points: Iterable[Point]) -> None:
-        """Take what an earlier attempt could not send, from the journal. Comes before the first new point of this attempt."""
-        ...
-
     def complete_step(self) -> int:
         """The step up to which every point is there or on its way: the journal is needed from there on only. -1 for none."""
         ...
@@ -147,13 +143,13 @@ class Tracker(Protocol):
     def log_dataset(
         self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Record the rows of a split as an input of the run, by their content digest and by where their source lies.
+        """Record the rows of a split as an input of the run, by content digest and address of the source.
 
         Args:
             manifest: the prepared dataset.
             name: of the dataset.
             uri: of the source.
-            profile: what is said of the rows, such as classes; JSON-able.
+            profile: facts about the rows, such as classes; JSON-able.
         """
         ...
 
@@ -162,7 +158,7 @@ class Tracker(Protocol):
         ...
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show those of `present` that are not shown yet, and none of the run besides."""
+        """Show exactly `present`: the others of the run are removed."""
         ...
 
     def drain(self, timeout_s: float = 30.0) -> int:
@@ -173,7 +169,7 @@ class Tracker(Protocol):
         """Send what is left, set the final status, stop all threads. A second call does nothing.
 
         Args:
-            status: None where another process has taken the run over: then nothing is sent, nor written to the outbox.
+            status: None if another process has taken the run over: then nothing is sent, nor written to the outbox.
 
         Returns:
             Records not delivered within `drain_s`: they wait in the outbox.

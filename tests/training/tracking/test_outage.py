@@ -122,7 +122,7 @@ def test_an_outage_costs_no_point_blocks_nobody_and_what_it_outlives_is_delivere
     server.start()
     truncate_journal(storage, 1550)
     second = open_tracker(server, tmp_path, run_id=first.run_id, attempt=2)
-    second.replay(read_journal(storage, 1550, after_step=second.complete_step()))
+    second.points(read_journal(storage, 1550, after_step=second.complete_step()))
     journal = JournalWriter(storage, Writer(2))
     execute(second, range(1551, 1651), shift=7)
     assert second.close("FINISHED", drain_s=120) == 0

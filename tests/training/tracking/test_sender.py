@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 
 class FakeServer:
-    """Takes points and operations, unless told to be down, or to refuse some."""
+    """Takes points and operations, unless set to be down, or to refuse some."""
 
     def __init__(self) -> None:
         self.up = threading.Event()
@@ -80,7 +80,7 @@ def operation(name: str, any_order: bool = False) -> Operation:
     return Operation(kind="note", args={"name": name}, any_order=any_order)
 
 
-def test_points_made_while_the_server_is_down_arrive_once_and_in_order(server: FakeServer) -> None:
+def test_points_of_an_outage_arrive_once_and_in_order(server: FakeServer) -> None:
     server.up.clear()
     sender = make(server)
     sender.start()
@@ -92,7 +92,7 @@ def test_points_made_while_the_server_is_down_arrive_once_and_in_order(server: F
     assert server.steps == list(range(2500))
 
 
-def test_points_gather_to_one_request_until_somebody_waits_for_them(server: FakeServer) -> None:
+def test_points_gather_until_drained_or_followed_by_operation(server: FakeServer) -> None:
     sender = Sender(server, points_every_s=3600.0)
     sender.start()
     sender.put_points([point(0)])
@@ -110,7 +110,7 @@ def test_points_gather_to_one_request_until_somebody_waits_for_them(server: Fake
     assert server.steps == list(range(2500))
 
 
-def test_an_operation_waits_for_the_points_before_it_only(server: FakeServer) -> None:
+def test_operation_waits_only_for_points_before_it(server: FakeServer) -> None:
     sender = make(server)
     sender.put_points([point(1), point(2)])
     sender.put(operation("checkpoint"))
@@ -121,7 +121,7 @@ def test_an_operation_waits_for_the_points_before_it_only(server: FakeServer) ->
     assert server.log.index(2) < at < server.log.index(1999)
 
 
-def test_a_refused_point_does_not_take_its_neighbours_along(server: FakeServer) -> None:
+def test_refused_point_is_dropped_alone(server: FakeServer) -> None:
     server.refused = {3}
     sender = make(server)
     sender.put_points([point(step) for step in range(6)])
@@ -130,7 +130,7 @@ def test_a_refused_point_does_not_take_its_neighbours_along(server: FakeServer) 
     assert server.steps == [0, 1, 2, 4, 5]
 
 
-def test_a_failing_artifact_blocks_neither_points_nor_other_operations(server: FakeServer) -> None:
+def test_failing_artifact_blocks_nothing_else(server: FakeServer) -> None:
     server.failing = {"figure"}
     sender = make(server)
     sender.put(operation("figure", any_order=True))
@@ -143,7 +143,7 @@ def test_a_failing_artifact_blocks_neither_points_nor_other_operations(server: F
     assert sender.drain(60) == 0
 
 
-def test_operations_queued_while_the_server_is_down_survive_a_kill(server: FakeServer, tmp_path: Path) -> None:
+def test_operations_of_an_outage_survive_a_kill(server: FakeServer, tmp_path: Path) -> None:
     outbox = Storage(str(tmp_path))
     server.up.clear()
     sender = make(server, outbox)
@@ -163,7 +163,7 @@ def test_operations_queued_while_the_server_is_down_survive_a_kill(server: FakeS
     assert not (tmp_path / "outbox.json").exists()
 
 
-def test_what_cannot_be_delivered_before_the_end_waits_in_the_outbox(server: FakeServer, tmp_path: Path) -> None:
+def test_undelivered_records_wait_in_outbox(server: FakeServer, tmp_path: Path) -> None:
     outbox = Storage(str(tmp_path))
     server.up.clear()
     sender = make(server, outbox)
@@ -176,7 +176,7 @@ def test_what_cannot_be_delivered_before_the_end_waits_in_the_outbox(server: Fak
     assert [p[1] for p in left.points] == [0, 1, 2, 3, 4] and [o.args["name"] for o in left.operations] == ["status"]
 
 
-def test_a_sender_that_is_abandoned_leaves_the_outbox_to_the_new_owner(server: FakeServer, tmp_path: Path) -> None:
+def test_abandoned_sender_leaves_outbox_to_new_owner(server: FakeServer, tmp_path: Path) -> None:
     outbox = Storage(str(tmp_path))
     server.up.clear()
     sender = make(server, outbox)
@@ -189,7 +189,7 @@ def test_a_sender_that_is_abandoned_leaves_the_outbox_to_the_new_owner(server: F
     assert outbox.read_bytes("outbox.json") == b"the new owner's"
 
 
-def test_an_outbox_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
+def test_unreadable_outbox_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "outbox.json").write_text('{"operations": [')
     assert Outbox.load(Storage(str(tmp_path))) == Outbox()
 
@@ -199,7 +199,7 @@ def wait_for_file(path: Path, word: str) -> None:
     eventually(lambda: path.exists() and word in path.read_text(), 30, f"{path} with {word!r}", every_s=0.01)
 
 
-def test_a_value_that_is_no_number_does_not_spoil_the_outbox(tmp_path: Path) -> None:
+def test_outbox_keeps_nan_and_infinity(tmp_path: Path) -> None:
     written = Outbox(points=((1, 1, {"loss": float("nan"), "norm": float("inf")}), (2, 2, {"loss": 0.5})))
     read = Outbox.model_validate_json(written.model_dump_json())
     assert [(t, step) for t, step, _ in read.points] == [(1, 1), (2, 2)]
