@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import platform
 import warnings
@@ -33,8 +32,6 @@ __all__ = [
 
 
 BIT_EXACT = "bit-exact"
-
-_KERNEL_FLAGS = ("avx512_vnni", "avx512_bf16", "amx_tile")
 
 _SAME_ORDER = "same-order: "
 
@@ -67,7 +64,7 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "cuda": str(torch.version.cuda) if is_gpu else "none",
-        "cpu": " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_kind()]),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_cpu_model()}",
         "threads": str(torch.get_num_threads()),
         "host": platform.node(),
         "boot": _text_of("/proc/sys/kernel/random/boot_id").strip(),
@@ -75,24 +72,17 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
     }
 
 
-@functools.cache
-def _cpu_kind() -> list[str]:
-    """The maker, and instructions that torch's capability does not tell of: its libraries choose their kernels by them."""
-    wanted = ("vendor_id", "flags")
-    lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
-    found: dict[str, str] = {}
-    for name, _, value in lines:
-        if name.strip() in wanted:
-            found.setdefault(name.strip(), value.strip())
-    flags = set(found.get("flags", "").split())
-    return [*found.get("vendor_id", "").split(), *(flag for flag in _KERNEL_FLAGS if flag in flags)]
-
-
 def _text_of(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError:  # Linux only
         return ""
+
+
+def _cpu_model() -> str:
+    """The name of the CPU: the libraries of torch choose their kernels by its maker and kind."""
+    lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), "")
 
 
 def environment_of_all(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -137,30 +127,30 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
 
 
 def with_reason(exactness: str, reason: str) -> str:
-    """`same-order: `, what is said already, and why else bits may differ."""
-    said = [] if exactness == BIT_EXACT else exactness.removeprefix(_SAME_ORDER).split(", ")
-    return exactness if reason in said else _SAME_ORDER + ", ".join([*said, reason])
+    """Add a reason why bits may differ to `exactness`."""
+    reasons = [] if exactness == BIT_EXACT else exactness.removeprefix(_SAME_ORDER).split(", ")
+    return exactness if reason in reasons else _SAME_ORDER + ", ".join([*reasons, reason])
 
 
 @contextmanager
-def reporting_nondeterminism(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` whenever an operation runs in the block that torch has no deterministic form of, with the operation's name.
+def reporting_nondeterminism(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with the name of each nondeterministic operation that runs in the block, whenever torch would warn.
 
-    It is called where torch would warn, in any thread of this process. The warning itself is shown once for each operation.
+    It is called in any thread of this process. The warning itself is shown once for each operation.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
         show, shown = warnings.showwarning, set[str]()
 
-        def told(message: Warning | str, *others: Any, **more: Any) -> None:
+        def seen(message: Warning | str, *others: Any, **more: Any) -> None:
             operation, found, _ = str(message).partition(_NOT_DETERMINISTIC)
             if found:
-                tell(operation)
+                report(operation)
             if not found or operation not in shown:
                 shown.add(operation)
                 show(message, *others, **more)
 
-        warnings.showwarning = told
+        warnings.showwarning = seen
         yield
 
 

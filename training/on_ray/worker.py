@@ -38,7 +38,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
-from penstock.training.job import RECIPE_CODE, RECIPE_PARAMS, TrainJob
+from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
@@ -49,7 +49,7 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
-from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
+from penstock.training.step.hyperparameters import OPTIMIZER, format_changes
 from penstock.training.step.learner import Learner
 
 __all__ = ["AgainError", "RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
@@ -222,15 +222,12 @@ def _continue_from(
         exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
         state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
-        same_code = all(then.get(name) == settings[name] for name in (RECIPE_CODE, RECIPE_PARAMS))
         made_with = then[OPTIMIZER]
         same_callbacks = all(then.get(name) == settings.get(name) for name in {*then, *settings} if "callback" in name)
-        changed = learner.restore(
-            weights_of(checkpoint.storage), training, state, made_with, same_code=same_code, same_callbacks=same_callbacks
-        )
+        changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_callbacks=same_callbacks)
         if changed:
-            told = ", ".join(told_changes(changed, made_with, learner.hyperparameters))
-            warnings.append(f"from step {state.step:,} on the optimizer is that of now: {told}")
+            changes = ", ".join(format_changes(changed, made_with, learner.hyperparameters))
+            warnings.append(f"from step {state.step:,} on the optimizer has new settings: {changes}")
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts.at(

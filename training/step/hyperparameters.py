@@ -1,7 +1,7 @@
-"""Which hyperparameters has a recipe set, and which of them may be others when training continues?
+"""Which hyperparameters has a recipe set, and which of them may change when training continues?
 
-What is compared is the optimizer and the schedule as they were made, before the first step: what a schedule does to them later
-is no change. A checkpoint's manifest keeps this form as text.
+The optimizer and the schedule are compared as they were made, before the first step: what a schedule does to them later is not
+a change. A checkpoint's manifest keeps this form as text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from torch.optim import Optimizer
 from penstock.errors import ResumeError
 from penstock.training.step.several import SeveralOptimizers
 
-__all__ = ["OPTIMIZER", "changed_hyperparameters", "hyperparameters_of", "options_of", "replay", "told_changes"]
+__all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of", "replay"]
 
 OPTIMIZER = "optimizer"
 """The name among a checkpoint's settings."""
-
-_DRIVEN = ("lr", "momentum", "betas")
-"""What schedules write into the optimizer's parameter groups."""
 
 _NO_OPTIONS = ("params", "param_names")
 
@@ -34,7 +31,7 @@ _SHORT = 40
 
 def hyperparameters_of(optimizer: Optimizer | SeveralOptimizers, scheduler: Any, every: str) -> dict[str, str]:
     """Optimizer and schedule as they were just made: name to value as JSON, a list where parameter groups differ."""
-    groups = [_options(group) for group in optimizer.param_groups]
+    groups = [{name: value for name, value in group.items() if name not in _NO_OPTIONS} for group in optimizer.param_groups]
     found = {OPTIMIZER: optimizer.kind if isinstance(optimizer, SeveralOptimizers) else type(optimizer).__name__}
     for name in dict.fromkeys(name for group in groups for name in group):
         values = [_text(group.get(name)) for group in groups]
@@ -58,30 +55,24 @@ def changed_hyperparameters(then: Mapping[str, str], now: Mapping[str, str]) -> 
     if refused:
         raise ResumeError(
             "the checkpoint's optimizer has a state that the recipe's optimizer cannot continue from",
-            problems=told_changes(refused, then, now),
+            problems=format_changes(refused, then, now),
             next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
         )
     return changed
 
 
-def told_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """`name before -> after` for people; what follows from another value is left out."""
-    told = [name for name in names if "._" not in name and name not in ("initial_lr", "scheduler.base_lrs")] or names
-    pairs = [(name, then.get(name, "none"), now.get(name, "none")) for name in told]
+def format_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """`name before -> after` for people, without values that follow from another one."""
+    shown = [name for name in names if "._" not in name and name not in ("initial_lr", "scheduler.base_lrs")] or names
+    pairs = [(name, then.get(name, "none"), now.get(name, "none")) for name in shown]
     return [f"{name} {a} -> {b}" if max(len(a), len(b)) <= _SHORT else name for name, a, b in pairs]
 
 
-def options_of(optimizer: Optimizer | SeveralOptimizers, changed: list[str], *, scheduled: bool) -> list[dict[str, Any]]:
-    """For each parameter group the options that are to stay as they are, whatever a checkpoint's state says."""
-    wanted = {*changed, *_DRIVEN} if scheduled else {*changed}
-    return [{name: value for name, value in _options(group).items() if name in wanted} for group in optimizer.param_groups]
-
-
 def replay(scheduler: Any, times: int) -> None:
-    """Bring a new schedule to where it would stand had training begun with it.
+    """Advance a changed schedule to the step that training has reached.
 
     Raises:
-        ResumeError: it does not go so far.
+        ResumeError: it is shorter than that.
     """
     try:
         with warnings.catch_warnings():
@@ -93,10 +84,6 @@ def replay(scheduler: Any, times: int) -> None:
             f"the recipe's {type(scheduler).__name__} has changed and cannot be brought to step {times:,}: {error}",
             next_step="make the schedule longer, undo the change, or start over with `penstock run FILE --fresh`",
         ) from error
-
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in _NO_OPTIONS}
 
 
 def _applies(name: str, then: str, now: str) -> bool:

@@ -30,7 +30,7 @@ from penstock.training.recipe import Columns, Recipe
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
-from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, options_of, replay
+from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
 from penstock.training.step.own_step import OwnStep
 from penstock.training.step.several import SeveralOptimizers, SeveralSchedules
 
@@ -200,45 +200,41 @@ class Learner:
         reached: TrainState,
         made_with: Mapping[str, str],
         *,
-        same_code: bool = True,
         same_callbacks: bool = True,
     ) -> list[str]:
         """Put copied weights and the unpacked rest back, before the first step.
 
-        Hyperparameters that are others now are applied, and a schedule is brought to where it would stand had it been the
-        recipe's from the beginning.
+        Changed hyperparameters count from now on; a changed schedule goes on at the step that training has reached.
 
         Args:
-            reached: where training stood.
-            made_with: the hyperparameters then.
-            same_code: the recipe's code is what it was; else its schedule, which may be a function, may be another.
+            reached: the state of training at the checkpoint.
+            made_with: the hyperparameters of the checkpoint.
             same_callbacks: `train.callbacks` is what it was.
 
         Returns:
-            The names of the hyperparameters that are others now.
+            The names of the changed hyperparameters.
 
         Raises:
             ResumeError: the checkpoint is from another model or optimizer.
         """
         changed = changed_hyperparameters(made_with, self.hyperparameters)
-        scheduled = "scheduler" in made_with or self.scheduler is not None
-        anew = scheduled and (bool(changed) or not same_code)
-        if anew and self.scheduler is not None:
+        if changed and self.scheduler is not None:
             replay(self.scheduler, reached.step if self._recipe.scheduler_every == "step" else reached.epoch)
-        options = options_of(self.optimizer, changed, scheduled=anew)
+        options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
         try:
             self.model.load_state_dict({**weights, **training.get("trained", {}), **training["extra"]})
             self.optimizer.load_state_dict(training["optimizer"])
             self._keep_dtypes(training["optimizer"])
-            if self.scheduler is not None and not anew:
+            if self.scheduler is not None and not changed:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise ResumeError(
                 f"the checkpoint does not fit the recipe's model or optimizer: {error}",
                 next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
             ) from error
-        for group, own in zip(self.optimizer.param_groups, options, strict=True):
-            group.update(own)
+        if changed:
+            for group, own in zip(self.optimizer.param_groups, options, strict=True):
+                group.update(own)
         if "callbacks" in training:
             self.callbacks.load_state_dict(training["callbacks"], weights, same=same_callbacks)
         if training["scaler"]:

@@ -227,7 +227,7 @@ def test_a_changed_rate_in_params_is_applied_with_its_schedule_and_told(tmp_path
         for event in client.events:
             if isinstance(event, Resumed):
                 assert event.exactness.endswith(", train.params (rate)")
-                assert event.warnings == ("from step 3 on the optimizer is that of now: lr 0.05 -> 0.01",)
+                assert event.warnings == ("from step 3 on the optimizer has new settings: lr 0.05 -> 0.01",)
         return {point.step: point.values["train/lr"] for point in points(client) if "train/lr" in point.values}
 
     train_alone(make_job(tmp_path, run="changed", recipe="Scheduled", max_steps=3, params={"rate": 0.05}))
@@ -241,7 +241,7 @@ def test_a_changed_learning_rate_is_applied_and_told(tmp_path: Path) -> None:
     result = train_alone(make_job(tmp_path, attempt=2, learning_rate=1e-3), client)
     assert result.exactness == "same-order: optimizer (lr), train.learning_rate 0.01 -> 0.001"
     told = next(event.warnings for event in client.events if isinstance(event, Resumed))
-    assert told == ("from step 3 on the optimizer is that of now: lr 0.01 -> 0.001",)
+    assert told == ("from step 3 on the optimizer has new settings: lr 0.01 -> 0.001",)
     rates = {point.values["train/lr"] for point in points(client) if "train/lr" in point.values}
     assert len(rates) == 1 and rates.pop() == pytest.approx(1e-3)
     third = train_alone(make_job(tmp_path, attempt=3, epochs=3, learning_rate=1e-3))
