@@ -1,7 +1,7 @@
-"""How is a torchmetrics metric made, and when do the rows leave its value undefined?
+"""Which values of a metric do the labels of the rows define? Also loads torchmetrics.
 
-torchmetrics answers 0 where a metric is not defined, as the area under the curve of rows that are all of one class. A perfect
-model would then seem to fail: here the value is not a number, and the metric says what the rows lack.
+torchmetrics answers 0 where a metric is not defined, such as the area under the curve of rows of one class. A perfect model
+would then seem to fail: here such a value is NaN, and a mean over classes is one over those that it is defined of.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import warnings
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
@@ -21,18 +20,15 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-__all__ = ["Needs", "mean_of_classes", "metric_library", "new_metric", "what_is_missing"]
+__all__ = ["Needs", "defined_classes", "label_counts", "metric_library", "r2_score"]
 
 
-Needs = Literal["two values", "class 1"]
-"""What the labels must show for the metric to be defined."""
+Needs = Literal["a row", "both"]
+"""What a class must have for a metric of it to be defined: a row of it, or also a row of another class."""
 
 
 def metric_library() -> Any:
-    """torchmetrics, loaded when the first metric is made: it takes half a second of every process that measures.
-
-    Where transformers is installed it brings that too, from whichever of its modules is imported, and has no switch for it.
-    """
+    """Load torchmetrics, which takes half a second, with the first metric."""
     with _signal_when_used():
         import torchmetrics.classification
 
@@ -41,24 +37,21 @@ def metric_library() -> Any:
 
 @contextlib.contextmanager
 def _signal_when_used() -> Iterator[None]:
-    """Let `scipy.signal`, which takes 1.1 s, load only when something of it is used.
-
-    torchmetrics loads it to give it the name `hamming`, which a library that nothing here needs looks for.
-    """
+    """Let `scipy.signal` load only when it is used: torchmetrics imports it to set one name, which takes 1.1 to 1.8 s."""
     if "scipy.signal" in sys.modules:
         yield
         return
-    later = _Later("scipy.signal")
-    later.__dict__["hamming"] = None
-    sys.modules["scipy.signal"] = later
+    lazy = _LazyModule("scipy.signal")
+    lazy.__dict__["hamming"] = None
+    sys.modules["scipy.signal"] = lazy
     try:
         yield
     finally:
-        later.leave()
+        lazy.leave()
 
 
-class _Later(ModuleType):
-    """Stands for a module until another thread, or an import that needs more than its name, asks for something of it."""
+class _LazyModule(ModuleType):
+    """A module that is imported when one of its attributes is read."""
 
     def leave(self) -> None:
         if sys.modules.get(self.__name__) is self:
@@ -69,91 +62,75 @@ class _Later(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def new_metric(kind: str, *arguments: Any, needs: Needs | None = None, labels: int = 1, **options: Any) -> Metric:
-    """A metric of torchmetrics by the name of its class.
-
-    Args:
-        needs: what the labels must show; else the value is not a number. None: defined of any rows.
-        labels: how many a row has. A metric that has a value for each is the mean over those that it is defined of.
-    """
-    made: Metric = _named(kind)(*arguments, **options) if needs is None else _defined(kind, needs)(labels, arguments, options)
+def label_counts(classes: int) -> Metric:
+    """An accumulator of how many rows each class, or each of several labels, has: its value is [classes + 1], rows last."""
+    made: Metric = _kinds()[0](classes)
     return made
 
 
-def mean_of_classes(kind: str, classes: int, needs: Needs | None = None, **options: Any) -> Metric:
-    """A metric of each class, as the mean over the classes that have rows."""
-    return new_metric(f"MeanOf{kind}", classes, needs=needs, average="none", **options)
+def defined_classes(counts: Tensor, needs: Needs) -> Tensor:
+    """For each class whether a metric of it is defined, bool [classes]; `counts` as of `label_counts`."""
+    of_class, rows = counts[:-1], counts[-1]
+    return (of_class > 0) & (of_class < rows) if needs == "both" else of_class > 0
 
 
-def what_is_missing(metric: Metric) -> tuple[Needs, float] | None:
-    """Why the value computed last is not a number: what it needs, and the one value that the labels have, or the highest."""
-    missing: tuple[Needs, float] | None = getattr(metric, "missing", None)
-    return missing
+def r2_score(outputs: int) -> Metric:
+    """The coefficient of determination, as scikit-learn has it: float64, NaN for a label that is the same in all rows.
 
-
-def _named(kind: str) -> Any:
-    if kind.startswith("MeanOf"):
-        return _mean_kind(kind.removeprefix("MeanOf"))
-    library = metric_library()
-    return getattr(library.classification, kind, None) or getattr(library, kind)
+    torchmetrics compares sums of squares with 1e-4, so small numbers give 0 or 1 there.
+    """
+    made: Metric = _kinds()[1](outputs)
+    return made
 
 
 @cache
-def _mean_kind(kind: str) -> Any:
-    base: Any = _named(kind)
-    from torchmetrics.utilities import dim_zero_cat
+def _kinds() -> tuple[Any, Any]:
+    base: Any = metric_library().Metric
 
-    class MeanOfClasses(base):  # type: ignore[misc]
-        """torchmetrics takes 0 for a class that no row has."""
+    class LabelCounts(base):  # type: ignore[misc]
+        full_state_update = False
+        counts: Tensor
+
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.add_state("counts", torch.zeros(classes + 1, dtype=torch.int64), dist_reduce_fx="sum")
+
+        def update(self, target: Tensor) -> None:
+            found = target.long().sum(0) if target.ndim > 1 else torch.bincount(target, minlength=len(self.counts) - 1)
+            self.counts += torch.cat([found, found.new_tensor([len(target)])])
 
         def compute(self) -> Tensor:
-            """The mean, a scalar; 0 of no rows."""
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about those classes
-                values: Tensor = super().compute()
-            if kind == "MulticlassAccuracy":
-                rows = self.tp + self.fn
-            elif self.thresholds is not None:
-                rows = self.confmat[0, :, 1].sum(-1)
-            else:
-                rows = torch.bincount(dim_zero_cat(self.target), minlength=len(values))
-            return values[rows > 0].mean() if bool(rows.any()) else values.new_zeros(())
+            return self.counts
 
-    return MeanOfClasses
-
-
-@cache
-def _defined(kind: str, needs: Needs) -> Any:
-    base: Any = _named(kind)
-
-    class WhereDefined(base):  # type: ignore[misc]
-        """The metric with the lowest and the highest value of each label, over the rows of all ranks."""
-
+    class R2(base):  # type: ignore[misc]
+        full_state_update = False
+        rows: Tensor
+        total: Tensor
+        squares: Tensor
+        errors: Tensor
         lowest: Tensor
         highest: Tensor
-        missing: tuple[Needs, float] | None = None
 
-        def __init__(self, labels: int, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            super().__init__(*arguments, **options)
-            self.add_state("lowest", torch.full((labels,), float("inf")), dist_reduce_fx="min")
-            self.add_state("highest", torch.full((labels,), float("-inf")), dist_reduce_fx="max")
+        def __init__(self, outputs: int) -> None:
+            super().__init__()
+            self.add_state("rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            for name in ("total", "squares", "errors"):
+                self.add_state(name, torch.zeros(outputs, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state("lowest", torch.full((outputs,), float("inf"), dtype=torch.float64), dist_reduce_fx="min")
+            self.add_state("highest", torch.full((outputs,), float("-inf"), dtype=torch.float64), dist_reduce_fx="max")
 
         def update(self, preds: Tensor, target: Tensor) -> None:
-            super().update(preds, target)
+            preds, target = (each.double().reshape(len(each), -1) for each in (preds, target))
             if len(target):
-                of_label = target.reshape(len(target), -1).to(self.lowest.dtype)
-                self.lowest = torch.minimum(self.lowest, of_label.amin(0))
-                self.highest = torch.maximum(self.highest, of_label.amax(0))
+                self.rows += len(target)
+                self.total += target.sum(0)
+                self.squares += target.square().sum(0)
+                self.errors += (target - preds).square().sum(0)
+                self.lowest = torch.minimum(self.lowest, target.amin(0))
+                self.highest = torch.maximum(self.highest, target.amax(0))
 
         def compute(self) -> Tensor:
-            """The value, a scalar; not a number where no label shows what it needs."""
-            defined = self.highest > self.lowest if needs == "two values" else self.highest >= 1
-            self.missing = None if bool(defined.any()) else (needs, float(self.highest.max()))
-            if self.missing is not None:
-                return torch.full((), float("nan"), device=defined.device)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about the labels that it is not defined of
-                values: Tensor = super().compute()
-            return values[defined].mean() if values.numel() > 1 else values.reshape(())
+            spread = self.squares - self.total.square() / self.rows
+            return torch.where(self.highest > self.lowest, 1 - self.errors / spread, float("nan")).nanmean()
 
-    return WhereDefined
+    return LabelCounts, R2

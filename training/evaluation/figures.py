@@ -1,13 +1,13 @@
-"""How do evaluation results look on one page? scikit-learn's displays of counts and curves, drawn without a screen.
+"""How do evaluation results look on one page? scikit-learn's displays of a model's answers, drawn without a screen.
 
-Colours: one blue for what was measured, grey for the reference it is compared with; both read well in print and for colour-
-blind eyes.
+Colours: one blue for measured values, grey for the reference; both read well in print and for colour-blind eyes.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,28 +19,24 @@ from sklearn.metrics import (
     PrecisionRecallDisplay,
     PredictionErrorDisplay,
     RocCurveDisplay,
-    average_precision_score,
-    roc_auc_score,
+    precision_recall_fscore_support,
 )
 
-__all__ = [
-    "calibration_figure",
-    "confusion_figure",
-    "figure_png",
-    "importance_figure",
-    "precision_recall_figure",
-    "predicted_true_figure",
-    "residuals_figure",
-    "roc_figure",
-]
+from penstock.ingest.schema import FeedSchema
+
+__all__ = ["MAX_MATRIX_CLASSES", "class_table", "draw_figures", "figure_png", "importance_figure"]
 
 
-Floats = NDArray[np.float64]
-
-Counts = NDArray[np.int64]
+Columns = Mapping[str, NDArray[Any]]
+"""As `RowResults.columns` gives them."""
 
 _MEASURED = {"color": "#2166ac", "linewidth": 2}
 _REFERENCE = {"color": "#9a9a9a", "linestyle": "--", "linewidth": 1}
+
+CALIBRATION_BINS = 15
+
+MAX_MATRIX_CLASSES = 200
+"""With more classes a confusion matrix is neither readable nor small."""
 
 MAX_POINTS = 5_000
 """Points in a scatter plot; more only darken it."""
@@ -59,108 +55,123 @@ def figure_png(figure: Figure, dpi: int = 140) -> bytes:
     return buffer.getvalue()
 
 
-def confusion_figure(counts: Counts, names: Sequence[str], title: str = "Confusion matrix") -> Figure:
-    """Draw a confusion matrix.
+def draw_figures(schema: FeedSchema, answers: Columns, split: str) -> dict[str, Figure]:
+    """Draw what fits the label, by name; rows whose answer is not a number are left out.
 
     Args:
-        counts: [classes, classes], rows are true classes, columns predicted ones.
-        names: of the classes, in index order.
-        title: above the matrix.
-
-    Cells are coloured by the share of their row, so that a rare class is as visible as a common one, and show the count.
+        answers: a model's, on the rows of a split.
+        split: its name, for the titles.
     """
+    answers = _finite(answers)
+    if not answers:
+        return {}
+    if schema.num_classes is None:
+        return _of_numbers(str(schema.label), answers["predicted"], answers["target"], split)
+    target, predicted, confidence = (answers[name] for name in ("target", "predicted", "confidence"))
+    drawn = {"calibration": _calibration(predicted == target, confidence, f"Calibration: {split}")}
+    if schema.num_classes <= MAX_MATRIX_CLASSES:
+        drawn["confusion_matrix"] = _confusion(schema, predicted, target, f"Confusion matrix: {split}")
+    if schema.num_classes == 2 and 0 < target.sum() < len(target):  # of one class alone there is no curve
+        positive = np.where(predicted == 1, confidence, 1 - confidence)
+        drawn |= _curves(positive, target, _names(schema)[1], split)
+    return drawn
+
+
+def class_table(schema: FeedSchema, answers: Columns) -> dict[str, list[Any]]:
+    """Rows, precision, recall and F1 of each class; empty where there are no classes, or too many."""
+    answers = _finite(answers)
+    if not answers or not 0 < (schema.num_classes or 0) <= MAX_MATRIX_CLASSES:
+        return {}
+    classes = range(schema.num_classes or 0)
+    scores = precision_recall_fscore_support(answers["target"], answers["predicted"], labels=[*classes], zero_division=0)
+    named = dict(zip(("precision", "recall", "f1"), scores, strict=False))
+    return {
+        "class": _names(schema),
+        "rows": scores[3].tolist(),
+        "predicted": [int((answers["predicted"] == index).sum()) for index in classes],
+        **{name: [round(float(value), 6) for value in values] for name, values in named.items()},
+    }
+
+
+def _finite(answers: Columns) -> Columns:
+    if not answers:
+        return {}
+    finite = np.isfinite(answers.get("confidence", answers["predicted"]))
+    return {name: values[finite] for name, values in answers.items()} if finite.any() else {}
+
+
+def _names(schema: FeedSchema) -> list[str]:
+    return [*(schema.classes or map(str, range(schema.num_classes or 0)))]
+
+
+def _confusion(schema: FeedSchema, predicted: NDArray[Any], target: NDArray[Any], title: str) -> Figure:
+    """Draw the share of each true class that was predicted as each class."""
+    names = [_short(name) for name in _names(schema)]
     side = float(np.clip(2.6 + 0.45 * len(names), 4.2, 15.0))
     figure, axes = _figure(side + 0.8, side)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    labels = [_short(name) for name in names]
-    display = ConfusionMatrixDisplay(shares, display_labels=labels).plot(
-        ax=axes,
-        cmap="Blues",
-        include_values=len(names) <= MOST_NUMBERED_CLASSES,
-        xticks_rotation="vertical" if max(map(len, labels), default=0) > 3 else "horizontal",
-        im_kw={"vmin": 0.0, "vmax": 1.0},
-    )
-    if display.text_ is not None:
-        for cell, count in zip(display.text_.flat, counts.flat, strict=True):
-            cell.set(text=_compact(int(count)) if count else "", fontsize=9)
-    axes.set(xlabel="predicted", ylabel="true")
-    display.im_.colorbar.set_label("share of the true class")
-    axes.set_title(f"{title}\n{int(np.trace(counts)):,} of {int(counts.sum()):,} rows right", loc="left", fontsize=11)
-    return figure
-
-
-def roc_figure(probability: Floats, target: Counts, positive: str, title: str = "ROC curve") -> Figure:
-    """Draw true positive rate over false positive rate of a two-class model.
-
-    Args:
-        probability: of class 1, [rows].
-        target: 0 or 1, [rows]; both are there.
-        positive: the name of class 1.
-        title: above the curve.
-    """
-    figure, axes = _figure(5.2, 5.0)
-    model = _MEASURED | {"label": f"model, area {roc_auc_score(target, probability):.4f}"}
-    RocCurveDisplay.from_predictions(
+    ConfusionMatrixDisplay.from_predictions(
         target,
-        probability,
+        predicted,
+        labels=[*range(len(names))],
+        display_labels=names,
+        normalize="true",
+        values_format=".0%",
+        include_values=len(names) <= MOST_NUMBERED_CLASSES,
+        xticks_rotation="vertical" if max(map(len, names)) > 3 else "horizontal",
+        cmap="Blues",
+        im_kw={"vmin": 0.0, "vmax": 1.0},
         ax=axes,
-        curve_kwargs=model,
-        plot_chance_level=True,
-        chance_level_kw=_REFERENCE | {"label": "chance"},
     )
-    _label(axes, "false positive rate", f"true positive rate ({_short(positive)})", title)
+    axes.set(xlabel="predicted", ylabel="true")
+    right = int((predicted == target).sum())
+    axes.set_title(f"{title}\n{right:,} of {len(target):,} rows right", loc="left", fontsize=11)
     return figure
 
 
-def precision_recall_figure(probability: Floats, target: Counts, positive: str, title: str = "Precision and recall") -> Figure:
-    """Draw precision over recall of a two-class model; arguments as for `roc_figure`."""
+def _curves(positive: NDArray[Any], target: NDArray[Any], name: str, split: str) -> dict[str, Figure]:
+    """Draw the ROC and the precision-recall curve; `positive` is the probability of class 1, which is called `name`."""
+    options = {"curve_kwargs": _MEASURED, "plot_chance_level": True, "chance_level_kw": _REFERENCE, "name": "model"}
+    roc, axes = _figure(5.2, 5.0)
+    RocCurveDisplay.from_predictions(target, positive, ax=axes, **options)
+    _label(axes, "false positive rate", f"true positive rate ({_short(name)})", f"ROC curve: {split}")
+    curve, axes = _figure(5.2, 5.0)
+    PrecisionRecallDisplay.from_predictions(target, positive, ax=axes, **options)
+    _label(axes, f"recall ({_short(name)})", "precision", f"Precision and recall: {split}")
+    return {"roc": roc, "precision_recall": curve}
+
+
+def _calibration(right: NDArray[Any], confidence: NDArray[Any], title: str) -> Figure:
+    """Draw how often the model is right, over the probability of the class that it predicts."""
     figure, axes = _figure(5.2, 5.0)
-    model = _MEASURED | {"label": f"model, average precision {average_precision_score(target, probability):.4f}"}
-    chance = _REFERENCE | {"label": f"chance, {target.mean():.3f}"}
-    PrecisionRecallDisplay.from_predictions(
-        target, probability, ax=axes, curve_kwargs=model, plot_chance_level=True, chance_level_kw=chance
+    CalibrationDisplay.from_predictions(
+        right, np.clip(confidence, 0, 1), pos_label=True, n_bins=CALIBRATION_BINS, name="model", ax=axes, **_MEASURED
     )
-    _label(axes, f"recall ({_short(positive)})", "precision", title)
+    _label(axes, "confidence: probability of the predicted class", "share of rows predicted rightly", title)
     return figure
 
 
-def calibration_figure(counts: Counts, confidence: Floats, right: Counts, title: str = "Calibration") -> Figure:
-    """Draw how often the model is right, over how sure it is.
-
-    Args:
-        counts: rows per bin of confidence, [bins]; the bins divide [0, 1] evenly.
-        confidence: sum of the confidence per bin, [bins].
-        right: rows predicted rightly per bin, [bins].
-        title: above the plot.
-    """
-    filled = counts > 0
-    mean_confidence = confidence[filled] / counts[filled]
-    accuracy = right[filled] / counts[filled]
-    error = float(np.sum(counts[filled] * np.abs(accuracy - mean_confidence)) / max(counts.sum(), 1))
-    figure = Figure(figsize=(5.2, 5.6), layout="constrained")
-    axes, below = figure.subplots(2, sharex=True, height_ratios=(5, 1))
-    display = CalibrationDisplay(accuracy, mean_confidence, mean_confidence, estimator_name=f"model, error {error:.4f}")
-    display.plot(ax=axes, **_MEASURED)
-    _label(axes, "", "share of rows predicted rightly", title)
-    width = 1.0 / len(counts)
-    below.bar((np.arange(len(counts)) + 0.5) * width, counts, width=width * 0.9, color=_MEASURED["color"], alpha=0.5)
-    below.set_yscale("symlog", linthresh=1)
-    _label(below, "confidence: probability of the predicted class", "rows")
-    return figure
-
-
-def predicted_true_figure(predicted: Floats, true: Floats, label: str, title: str = "Predicted and true") -> Figure:
-    """Draw the true values of a regression over its predictions, [rows] each, on equal axes."""
-    return _errors(predicted, true, "actual_vs_predicted", (f"predicted {label}", f"true {label}"), title)
-
-
-def residuals_figure(predicted: Floats, true: Floats, label: str, title: str = "Errors") -> Figure:
-    """Draw (true - predicted) of a regression over its predictions, [rows] each."""
+def _of_numbers(label: str, predicted: NDArray[Any], true: NDArray[Any], split: str) -> dict[str, Figure]:
+    """Draw true values and errors of a regression over its predictions."""
     errors = true - predicted
     spread = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
-    return _errors(
-        predicted, true, "residual_vs_predicted", (f"predicted {label}", f"true - predicted {label}"), f"{title}\n{spread}"
-    )
+    drawn = {}
+    for name, kind, y, title in (
+        ("predicted_true", "actual_vs_predicted", f"true {label}", f"Predicted and true: {split}"),
+        ("errors", "residual_vs_predicted", f"true - predicted {label}", f"Errors: {split}\n{spread}"),
+    ):
+        drawn[name], axes = _figure(5.4, 5.2)
+        PredictionErrorDisplay.from_predictions(
+            true,
+            predicted,
+            kind=kind,
+            subsample=min(MAX_POINTS, len(true)),
+            random_state=0,
+            ax=axes,
+            scatter_kwargs={"s": 12, "color": _MEASURED["color"], "alpha": 0.4, "linewidths": 0},
+            line_kwargs=_REFERENCE,
+        )
+        _label(axes, f"predicted {label}", y, title)
+    return drawn
 
 
 def importance_figure(shares: Mapping[str, float], title: str = "Feature importance") -> Figure:
@@ -170,22 +181,6 @@ def importance_figure(shares: Mapping[str, float], title: str = "Feature importa
     axes.barh([_short(name, 40) for name, _ in shown], [share for _, share in shown], color=_MEASURED["color"])
     left_out = f": {len(shown)} of {len(shares)} columns" if len(shown) < len(shares) else ""
     _label(axes, "share", "", f"{title}{left_out}")
-    return figure
-
-
-def _errors(predicted: Floats, true: Floats, kind: str, labels: tuple[str, str], title: str) -> Figure:
-    figure, axes = _figure(5.4, 5.2)
-    PredictionErrorDisplay.from_predictions(
-        true,
-        predicted,
-        kind=kind,
-        subsample=min(MAX_POINTS, len(true)),
-        random_state=0,
-        ax=axes,
-        scatter_kwargs={"s": 12, "color": _MEASURED["color"], "alpha": 0.4, "linewidths": 0},
-        line_kwargs=_REFERENCE,
-    )
-    _label(axes, *labels, title)
     return figure
 
 
@@ -205,9 +200,3 @@ def _label(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _compact(count: int) -> str:
-    if count < 10_000:
-        return str(count)
-    return f"{count / 1000:.0f}k" if count < 1_000_000 else f"{count / 1e6:.1f}M"

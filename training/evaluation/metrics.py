@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.determinism import any_algorithm
-from penstock.training.evaluation.defined import Needs, mean_of_classes, metric_library, new_metric, what_is_missing
+from penstock.training.evaluation.defined import Needs, defined_classes, label_counts, metric_library, r2_score
 from penstock.training.model import ClassScores, Predicts, are_probabilities
 from penstock.training.spec import BestSpec
 
@@ -44,54 +45,49 @@ __all__ = [
 LabelKind = Literal["classification", "multilabel", "regression", "none"]
 
 MANY_CLASSES = 30
-"""Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
+"""With more classes or labels, areas under curves are computed at fixed thresholds instead of from every row's scores."""
 
-LABEL_THRESHOLDS = 200
-"""So many of them."""
+FIXED_THRESHOLDS = 200
 
 
 CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
-    "accuracy": lambda n: new_metric("MulticlassAccuracy", n, average="micro"),
-    "balanced_accuracy": lambda n: mean_of_classes("MulticlassAccuracy", n),
-    "f1": lambda n: _of_class_1("F1Score") if n == 2 else new_metric("MulticlassF1Score", n, average="macro"),
-    "precision": lambda n: _of_class_1("Precision") if n == 2 else new_metric("MulticlassPrecision", n, average="macro"),
-    "recall": lambda n: _of_class_1("Recall") if n == 2 else new_metric("MulticlassRecall", n, average="macro"),
-    "auroc": lambda n: (
-        new_metric("BinaryAUROC", needs="two values")
-        if n == 2
-        else mean_of_classes("MulticlassAUROC", n, "two values", thresholds=_thresholds(n))
-    ),
-    "average_precision": lambda n: (
-        _of_class_1("AveragePrecision")
-        if n == 2
-        else mean_of_classes("MulticlassAveragePrecision", n, thresholds=_thresholds(n))
-    ),
-    "mcc": lambda n: new_metric("MulticlassMatthewsCorrCoef", n, needs="two values"),
-    "calibration_error": lambda n: new_metric("MulticlassCalibrationError", n, n_bins=15),
+    "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
+    "balanced_accuracy": lambda n: _new("MulticlassAccuracy", n, average="none"),
+    "f1": lambda n: _new("BinaryF1Score") if n == 2 else _new("MulticlassF1Score", n, average="macro"),
+    "precision": lambda n: _new("BinaryPrecision") if n == 2 else _new("MulticlassPrecision", n, average="macro"),
+    "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
+    "auroc": lambda n: _area("AUROC", n),
+    "average_precision": lambda n: _area("AveragePrecision", n),
+    "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
+    "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),
 }
 """Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
 
 REGRESSION: dict[str, Callable[[int], Metric]] = {
-    "mse": lambda n: new_metric("MeanSquaredError"),
-    "rmse": lambda n: new_metric("MeanSquaredError", squared=False),
-    "mae": lambda n: new_metric("MeanAbsoluteError"),
-    "r2": lambda n: new_metric("R2Score", needs="two values", labels=n, multioutput="raw_values"),
+    "mse": lambda n: _new("MeanSquaredError").set_dtype(torch.float64),
+    "rmse": lambda n: _new("MeanSquaredError", squared=False).set_dtype(torch.float64),
+    "mae": lambda n: _new("MeanAbsoluteError").set_dtype(torch.float64),
+    "r2": lambda n: r2_score(n),
 }
 """Name to constructor, given how many numbers a row has."""
 
 MULTILABEL: dict[str, Callable[[int], Metric]] = {
-    "accuracy": lambda n: new_metric("MultilabelAccuracy", n, average="micro"),
-    "f1": lambda n: new_metric("MultilabelF1Score", n, needs="class 1", labels=n),
-    "precision": lambda n: new_metric("MultilabelPrecision", n, needs="class 1", labels=n),
-    "recall": lambda n: new_metric("MultilabelRecall", n, needs="class 1", labels=n),
-    "auroc": lambda n: new_metric(
-        "MultilabelAUROC", n, needs="two values", labels=n, average="none", thresholds=LABEL_THRESHOLDS
-    ),
-    "average_precision": lambda n: new_metric(
-        "MultilabelAveragePrecision", n, needs="class 1", labels=n, average="none", thresholds=LABEL_THRESHOLDS
-    ),
+    "accuracy": lambda n: _new("MultilabelAccuracy", n, average="micro"),
+    "f1": lambda n: _new("MultilabelF1Score", n),
+    "precision": lambda n: _new("MultilabelPrecision", n),
+    "recall": lambda n: _new("MultilabelRecall", n),
+    "auroc": lambda n: _new("MultilabelAUROC", n, average="none", thresholds=_thresholds(n)),
+    "average_precision": lambda n: _new("MultilabelAveragePrecision", n, average="none", thresholds=_thresholds(n)),
 }
 """Name to constructor, given how many labels a row may have. All but accuracy are means over the labels."""
+
+_NEEDS: dict[str, Needs] = {
+    **dict.fromkeys(("balanced_accuracy", "average_precision", "f1", "precision", "recall"), "a row"),
+    **dict.fromkeys(("auroc", "mcc"), "both"),
+}
+"""Metrics that need more than any row."""
+
+_REASONS: dict[Needs, str] = {"a row": "no row is of the class", "both": "all rows are of one class"}
 
 DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
     "classification": ("accuracy", "f1"),
@@ -103,15 +99,23 @@ DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
 _SUMS_FLOATS = frozenset({"calibration_error"})
 """In an order that a GPU leaves to chance; the others count."""
 
-_NEEDS_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
+_OF_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
 
 
-def _of_class_1(kind: str) -> Metric:
-    return new_metric(f"Binary{kind}", needs="class 1")
+def _new(kind: str, *arguments: Any, **options: Any) -> Metric:
+    library = metric_library()
+    made: Metric = (getattr(library.classification, kind, None) or getattr(library, kind))(*arguments, **options)
+    return made
+
+
+def _area(kind: str, classes: int) -> Metric:
+    if classes == 2:
+        return _new(f"Binary{kind}")
+    return _new(f"Multiclass{kind}", classes, average="none", thresholds=_thresholds(classes))
 
 
 def _thresholds(classes: int) -> int | None:
-    return LABEL_THRESHOLDS if classes > MANY_CLASSES else None
+    return FIXED_THRESHOLDS if classes > MANY_CLASSES else None
 
 
 def label_kind(schema: FeedSchema) -> LabelKind:
@@ -142,6 +146,14 @@ class MetricSet:
     """Of what `compute` gave last: a metric that the rows leave undefined, and why."""
 
     @cached_property
+    def _counts(self) -> Metric | None:
+        """How many rows each class has, if one of the metrics needs it."""
+        if self.raw or not _NEEDS.keys() & self.makers.keys():
+            return None
+        classes = math.prod(self.schema[str(self.schema.label)].shape or (self.schema.num_classes or 0,))
+        return label_counts(classes).to(self.device)
+
+    @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics by name."""
         return {name: make().to(self.device) for name, make in self.makers.items()}
@@ -168,8 +180,10 @@ class MetricSet:
             return
         prediction = prepare_predictions(output, self.schema, self.predicts)
         target = prepare_target(target, self.schema)
+        if self._counts is not None:
+            self._counts.update(target)
         for name, metric in self.metrics.items():
-            binary = self.schema.num_classes == 2 and name in _NEEDS_CLASS_1
+            binary = self.schema.num_classes == 2 and name in _OF_CLASS_1
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
 
     def compute(self) -> dict[str, float]:
@@ -179,16 +193,34 @@ class MetricSet:
         """
         values: dict[str, float] = {}
         self.undefined = {}
+        counts = None if self._counts is None else self._counts.compute()
         for name, metric in self.metrics.items():
-            measured = _scalars(name, metric.compute())
-            if not self.raw and name in CLASSIFICATION:  # a mean over classes in float32 may come to 1.0000001
-                measured = {key: min(value, 1.0) for key, value in measured.items()}
-            values.update(measured)
-            missing = None if self.raw else what_is_missing(metric)
-            if missing is not None:
-                self.undefined[name] = _words_of(missing, self.schema)
+            values.update(_scalars(name, metric.compute() if self.raw else self._where_defined(name, metric, counts)))
             metric.reset()
+        if self._counts is not None:
+            self._counts.reset()
         return values
+
+    def _where_defined(self, name: str, metric: Metric, counts: Tensor | None) -> Tensor:
+        """The value, or its mean over the classes that it is defined of; NaN without any."""
+        needs = _NEEDS.get(name)
+        defined = None
+        if counts is not None and needs is not None:
+            defined = defined_classes(counts, needs)
+            if self.schema.num_classes == 2 and name in _OF_CLASS_1:
+                defined = defined[1:]
+            if not bool(defined.any()):
+                self.undefined[name] = _REASONS[needs] if bool(counts[-1]) else "there are no rows"
+                return torch.full((), math.nan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about classes without rows
+            value: Tensor = metric.compute()
+        if name == "r2" and bool(value.isnan()):
+            self.undefined[name] = "all rows have the same label"
+        if defined is not None and value.numel() > 1:
+            value = value[defined].mean()
+        # in float32 a mean over classes may come to 1.0000001
+        return value.clamp(max=1.0) if name in CLASSIFICATION else value
 
 
 def make_metrics(
@@ -255,7 +287,7 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         predicts: what the scores of classes are.
 
     Returns:
-        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows], or as the label has them;
+        Classification: float32 probabilities [rows, classes]. Regression: float64 values [rows], or as the label has them;
         several labels: probabilities of that shape.
 
     Raises:
@@ -267,14 +299,15 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         if tuple(output.shape[1:]) != tuple(shape):
             wanted = ", ".join(["rows", *map(str, shape)])
             raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [{wanted}]")
-        several = label_kind(schema) == "multilabel" and predicts == "logits"
-        return (torch.sigmoid(output) if several else output).flatten(1)
+        if label_kind(schema) == "multilabel":
+            return (torch.sigmoid(output) if predicts == "logits" else output).flatten(1)
+        return output.double().flatten(1)
     if schema.num_classes is None:
         if output.ndim == 2 and output.shape[1] == 1:
             output = output[:, 0]
         if output.ndim != 1:
             raise TrainingError(f"predict returned shape {list(output.shape)}; a regression needs [rows]")
-        return output
+        return output.double()
     classes = schema.num_classes
     if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
         positive = output.reshape(-1) if predicts == "probabilities" else torch.sigmoid(output.reshape(-1))
@@ -295,11 +328,11 @@ def _checked(probabilities: Tensor) -> Tensor:
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
-    """The label as torchmetrics wants it: int64 [rows] for classes, float32 [rows] for numbers; [rows, n] for n of them."""
+    """The label as torchmetrics wants it: int64 [rows] for classes, float64 [rows] for numbers; [rows, n] for n of them."""
     if schema.label is not None and schema[schema.label].shape:
-        return target.flatten(1).long() if label_kind(schema) == "multilabel" else target.flatten(1).float()
+        return target.flatten(1).long() if label_kind(schema) == "multilabel" else target.flatten(1).double()
     target = target.reshape(len(target))
-    return target.long() if schema.num_classes is not None else target.float()
+    return target.long() if schema.num_classes is not None else target.double()
 
 
 def _fitting(kind: LabelKind) -> list[str]:
@@ -358,24 +391,6 @@ def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor | None
             "" if target is None else f", labels {list(target.shape)} {target.dtype}"
         )
         raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
-
-
-def _words_of(missing: tuple[Needs, float], schema: FeedSchema) -> str:
-    """Why a metric is not defined, as in "all rows are of class 'no'"."""
-    needs, highest = missing
-    if math.isinf(highest):
-        return "there are no rows"
-    kind = label_kind(schema)
-    if kind == "multilabel":
-        return "no row has any of the labels" if needs == "class 1" else "no label is on some rows and not on others"
-    if kind == "regression":
-        return (
-            "all rows have the same label"
-            if math.prod(schema[str(schema.label)].shape) > 1
-            else f"all rows have the label {highest:g}"
-        )
-    names = schema.classes or [str(index) for index in range(schema.num_classes or 0)]
-    return f"no row is of class {names[1]!r}" if needs == "class 1" else f"all rows are of class {names[int(highest)]!r}"
 
 
 def _scalars(name: str, value: Any) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""How did the model do on each held-out row? Kept in small columns, so that two models are compared on the same rows."""
+"""How did the model do on each held-out row? Small columns, for figures and to compare two models on the same rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from penstock.training.model import ClassScores
 __all__ = ["MAX_ROWS", "RowResults"]
 
 MAX_ROWS = 1_000_000
-"""Of a larger split the first so many rows, in stored order, are kept: 20 bytes each."""
+"""Rows of a split whose answers are recorded: the first ones in stored order, 20 bytes each."""
 
 
 @dataclass
@@ -27,21 +28,22 @@ class RowResults:
         predicted: the class of the highest score, or the value.
         target: the class, or the value.
         loss: -log of the true class's probability, or the distance from the true value.
+        confidence: the probability of the predicted class; none of a value.
     """
 
     ids: list[NDArray[np.int64]] = field(default_factory=list)
     predicted: list[NDArray[np.float32]] = field(default_factory=list)
     target: list[NDArray[np.float32]] = field(default_factory=list)
     loss: list[NDArray[np.float32]] = field(default_factory=list)
+    confidence: list[NDArray[np.float32]] = field(default_factory=list)
 
     def add(
         self, ids: NDArray[np.int64], columns: dict[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
     ) -> None:
-        """Take in a batch of predictions; of a label that is neither one class nor one quantity nothing is kept."""
+        """Take in a batch of predictions; nothing is kept if the label is neither one class nor one number."""
         kind = label_kind(schema)
-        kept = ids < MAX_ROWS
         several = schema.label is not None and schema[schema.label].shape
-        if kind == "none" or several or not kept.any():
+        if kind == "none" or several:
             return
         prediction = prepare_predictions(output, schema, predicts).float().cpu().numpy()
         target = prepare_target(columns[str(schema.label)], schema).cpu().numpy()
@@ -50,15 +52,16 @@ class RowResults:
         else:
             of_truth = prediction[np.arange(len(target)), target.astype(np.int64)]
             predicted, loss = prediction.argmax(axis=1), -np.log(np.maximum(of_truth, 1e-12))
-        self.ids.append(ids[kept])
+            self.confidence.append(prediction.max(axis=1))
+        self.ids.append(ids)
         for values, into in ((predicted, self.predicted), (target, self.target), (loss, self.loss)):
-            into.append(np.asarray(values, np.float32)[kept])
+            into.append(np.asarray(values, np.float32))
 
-    def columns(self) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """`id`, `predicted`, `target` and `loss`, in the order of the rows' numbers; empty if nothing was kept."""
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """`id` and the other attributes that have values, in the order of the rows' numbers; empty if nothing was kept."""
         if not self.ids:
             return {}
         ids = np.concatenate(self.ids)
         order = np.argsort(ids, kind="stable")
-        named = {"predicted": self.predicted, "target": self.target, "loss": self.loss}
-        return {"id": ids[order], **{name: np.concatenate(values)[order] for name, values in named.items()}}
+        named = {name: getattr(self, name) for name in ("predicted", "target", "loss", "confidence")}
+        return {"id": ids[order], **{name: np.concatenate(values)[order] for name, values in named.items() if values}}

@@ -64,7 +64,7 @@ def test_rows_of_one_class_decide_nothing_about_an_area() -> None:
     assert (good(), bad(), good.undefined) == (1.0, 0.0, None)
     paired = compare_paired(bad, good, 4)
     assert paired.low == paired.high == 1, "a third of the draws hold one class: they are no zeros"
-    assert np.isnan(good(np.array([1, 2, 2]))) and good.undefined == "all rows are of class 'no'"
+    assert np.isnan(good(np.array([1, 2, 2]))) and good.undefined == "all rows are of one class"
     alike = Scorer("auroc", TWO, scores, np.zeros(4, np.int64))
     assert np.isnan(compare_paired(alike, alike, 4).low)
 

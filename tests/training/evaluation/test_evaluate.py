@@ -28,14 +28,9 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.blocks import Answer, BlockScorer, num_blocks
-from penstock.training.evaluation.evaluate import FigureData, Slice, evaluate
-from penstock.training.evaluation.figures import (
-    calibration_figure,
-    confusion_figure,
-    figure_png,
-    precision_recall_figure,
-    roc_figure,
-)
+from penstock.training.evaluation.evaluate import Slice, evaluate
+from penstock.training.evaluation.figures import class_table, draw_figures, figure_png
+from penstock.training.evaluation.row_results import RowResults
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, TrainedModel, load_model
@@ -138,7 +133,7 @@ def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, C
     slices = [Slice("digit", "digit=3", labels == 3), Slice("digit", "digit<5", labels < 5)]
     result = evaluate(job, loaded(job, checkpoint), metrics=["accuracy", "auroc"], figures=False, slices={"test": slices})
     three, low = result.slices
-    assert three["auroc"] is None and three["not_defined"] == "auroc: all rows are of class '3'"
+    assert three["auroc"] is None and three["not_defined"] == "auroc: all rows are of one class"
     assert three["accuracy"] > 0.2 and low["auroc"] > 0.9 and low["not_defined"] is None
     assert three["rows"] == (labels == 3).sum() and result.undefined == {}
 
@@ -169,60 +164,65 @@ def picture(png: bytes) -> tuple[int, int]:
     return image.size
 
 
+def answers_of(schema: FeedSchema, output: torch.Tensor, target: torch.Tensor) -> dict[str, np.ndarray]:
+    rows = RowResults()
+    rows.add(np.arange(len(target)), {str(schema.label): target}, output, schema, "logits")
+    return rows.columns()
+
+
+def of_classes(classes: int) -> FeedSchema:
+    names = tuple(f"class number {index}" for index in range(classes))
+    return FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label="y", classes=names, num_classes=classes)
+
+
 @pytest.mark.parametrize("classes", [2, 10, 30])
-def test_a_confusion_matrix_names_every_class_and_counts_every_cell(classes: int) -> None:
-    counts = np.random.default_rng(1).integers(1, 40, (classes, classes))
-    names = [f"class number {index}" for index in range(classes)]
-    figure = confusion_figure(counts, names)
-    width, height = picture(figure_png(figure))
-    assert 500 < width < 2600 and 500 < height < 2600
-    axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == names
-    assert sorted(int(text.get_text()) for text in axes.texts) == sorted(counts.reshape(-1).tolist())
+def test_confusion_matrix_shows_the_share_of_each_true_class(classes: int) -> None:
+    schema, target = of_classes(classes), torch.arange(classes).repeat_interleave(4)
+    chosen = target.clone()
+    chosen[0] = classes - 1
+    answers = answers_of(schema, 9 * torch.nn.functional.one_hot(chosen, classes).float(), target)
+    drawn = draw_figures(schema, answers, "test")
+    assert all(500 < side < 2600 for side in picture(figure_png(drawn["confusion_matrix"])))
+    axes = drawn["confusion_matrix"].axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(schema.classes or ())
+    shown = [text.get_text() for text in axes.texts]
+    assert len(shown) == classes**2 and (shown[0], shown[classes - 1], shown[-1]) == ("75%", "25%", "100%")
+    table = class_table(schema, answers)
+    assert (table["rows"][0], table["predicted"][0], table["recall"][0], table["precision"][0]) == (4, 3, 0.75, 1.0)
 
 
-def test_curves_carry_the_areas_scikit_learn_computes() -> None:
-    rng = np.random.default_rng(2)
-    target = rng.integers(0, 2, 400)
-    probability = np.round(np.clip(0.3 * target + rng.random(400) * 0.7, 0, 1), 2)  # rounded: with ties
-    roc = roc_figure(probability, target, "yes")
-    curve = precision_recall_figure(probability, target, "yes")
-    legends = [figure.axes[0].get_legend().get_texts()[0].get_text() for figure in (roc, curve)]
-    assert legends[0] == f"model, area {roc_auc_score(target, probability):.4f}"
-    assert legends[1] == f"model, average precision {average_precision_score(target, probability):.4f}"
-    assert all(picture(figure_png(figure)) for figure in (roc, curve))
-    drawn = [figure.axes[0].get_lines()[0].get_xydata() for figure in (roc, curve)]
-    rates, (precision, recall, _) = roc_curve(target, probability), precision_recall_curve(target, probability)
-    assert np.array_equal(drawn[0], np.stack(rates[:2], axis=1)) and np.array_equal(drawn[1], np.stack([recall, precision], 1))
+def test_curves_are_those_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(2)
+    target = torch.randint(0, 2, (400,), generator=generator)
+    logits = torch.stack([torch.zeros(400), target + 2 * torch.randn(400, generator=generator)], dim=1)
+    drawn = draw_figures(of_classes(2), answers_of(of_classes(2), logits, target), "test")
+    assert set(drawn) == {"confusion_matrix", "calibration", "roc", "precision_recall"}
+    positive = torch.softmax(logits, 1)[:, 1]
+    legends = {name: drawn[name].axes[0].get_legend().get_texts()[0].get_text() for name in ("roc", "precision_recall")}
+    assert legends["roc"] == f"model (AUC = {roc_auc_score(target, positive):.2f})"
+    assert legends["precision_recall"] == f"model (AP = {average_precision_score(target, positive):.2f})"
+    rates, (precision, recall, _) = roc_curve(target, positive), precision_recall_curve(target, positive)
+    points = [drawn[name].axes[0].get_lines()[0].get_xydata() for name in ("roc", "precision_recall")]
+    assert points[0] == pytest.approx(np.stack(rates[:2], axis=1)) and points[1] == pytest.approx(
+        np.stack([recall, precision], 1)
+    )
 
 
-def test_a_calibration_curve_survives_empty_bins() -> None:
-    counts = np.array([0] * 10 + [5, 0, 10, 20, 40])
-    confidence = counts * np.linspace(0.03, 0.97, 15)
-    figure = calibration_figure(counts, confidence, (counts * 0.8).astype(np.int64))
-    assert picture(figure_png(figure))
-
-
-def test_a_regression_gets_its_own_figures() -> None:
+def test_regression_gets_its_own_figures() -> None:
     schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
-    figure_data = FigureData(schema)
-    for _ in range(3):
-        true = torch.rand(40)
-        figure_data.add({"price": true}, true + 0.1 * torch.randn(40))
-    figures = figure_data.figures("test")
-    assert set(figures) == {"predicted_true", "errors"} and all(picture(png) for png in figures.values())
-    assert figure_data.tables() == {}
+    true = torch.rand(40)
+    answers = answers_of(schema, true + 0.1 * torch.randn(40), true)
+    figures = draw_figures(schema, answers, "test")
+    assert set(figures) == {"predicted_true", "errors"} and all(picture(figure_png(figure)) for figure in figures.values())
+    assert class_table(schema, answers) == {}
 
 
-def test_what_cannot_be_drawn_is_left_out() -> None:
+def test_answers_that_are_not_numbers_are_not_drawn() -> None:
     price = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
-    astray = FigureData(price)
-    assert astray.figures("test") == {}
-    astray.add({"price": torch.rand(4)}, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]))
-    assert set(astray.figures("test")) == {"predicted_true", "errors"}
-    spam = FeedSchema(columns=(ColumnInfo(name="spam", dtype="int64"),), label="spam", classes=("no", "yes"), num_classes=2)
-    one_class = FigureData(spam)
-    one_class.add({"spam": torch.zeros(5, dtype=torch.int64)}, torch.randn(5, 2))
-    one_class.add({"spam": torch.ones(2, dtype=torch.int64)}, torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0]]))
-    assert set(one_class.figures("test")) == {"calibration", "confusion_matrix"}
-    assert one_class.tables()["classes"]["rows"] == [5, 0]
+    assert draw_figures(price, {}, "test") == {}
+    answers = answers_of(price, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]), torch.rand(4))
+    assert set(draw_figures(price, answers, "test")) == {"predicted_true", "errors"}
+    astray = torch.cat([torch.randn(5, 2), torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0]])])
+    answers = answers_of(of_classes(2), astray, torch.tensor([0] * 5 + [1] * 2))
+    assert set(draw_figures(of_classes(2), answers, "test")) == {"calibration", "confusion_matrix"}
+    assert class_table(of_classes(2), answers)["rows"] == [5, 0]
