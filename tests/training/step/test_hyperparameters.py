@@ -128,7 +128,7 @@ def test_equal_settings_continue_exactly_changed_schedule_keeps_step(name: str, 
 def test_changed_function_of_schedule_counts_from_next_step() -> None:
     first = learner(ADAMW, lambda o: schedules.LambdaLR(o, lambda _: 1.0))
     assert [rate for rate, *_ in rates_of(first, 0, 3)] == [1e-2] * 3
-    second = learner(ADAMW, lambda o: schedules.LambdaLR(o, lambda _: 0.1))
+    second = learner(ADAMW, lambda o: schedules.LambdaLR(o, lambda step: 0.1 if step else 1.0))
     resumed(second, saved_by(first), 3)
     assert [rate for rate, *_ in rates_of(second, 3, 6)] == [1e-2] + [1e-3] * 2
 
