@@ -320,11 +320,11 @@ def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
 def go_on_where_rank_1_has_another_cpu(group: Group, job: TrainJob, again: TrainJob) -> str:
     run_rank(job, group, ListClient())
     if group.rank == 1:
-        exactness._cpu_kind = lambda: ["of another maker"]
+        exactness._cpu_model = lambda: "of another maker"
     return run_rank(again, group, ListClient()).exactness
 
 
-def test_another_cpu_of_one_rank_alone_is_told_when_training_goes_on(tmp_path: Path) -> None:
+def test_other_cpu_of_one_rank_ends_bit_exactness(tmp_path: Path) -> None:
     job, again = (make_job(tmp_path, workers=2, max_steps=steps, attempt=steps) for steps in (1, 2))
     said = run_ranks(go_on_where_rank_1_has_another_cpu, 2, job, again)[0]
     assert re.fullmatch("same-order: CPU .* -> rank 0: .*, rank 1: .* of another maker", said)
