@@ -40,9 +40,6 @@ __all__ = [
 PATH = "path"
 """In `by`: the file's path, where no column has that name."""
 
-_FUNCTION = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
-"""In `by`: code of the user's. No other form is, since columns may have a colon in their names."""
-
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
@@ -62,9 +59,7 @@ class SplitRule(Section):
     """What is hashed. `row`: the whole row as far as it is read, so exact duplicates stay together; other `data.columns` deal
     the rows anew. A column's name, or several in a list: rows that are equal there stay together, as those of a customer or a
     day; such columns need not be in `data.columns`. `path`, where no column has that name: the file's path below the location,
-    so the chunks of a document stay together. `groups.py:patient`: a function of yours, beside the pipeline file, that says
-    each row's group. It gets a mapping of column name to numpy array, as `map_batches` does, in which `path` is each row's file
-    where no column has that name, and returns a text or a whole number for each row, which depends on that row alone."""
+    so the chunks of a document stay together."""
     pattern: str | None = None
     """A regular expression for what to hash of the one column, or of `path`: its first group, or all that it matches. With `by:
     path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row where it is not found is an error."""
@@ -91,7 +86,7 @@ class SplitRule(Section):
 
     @model_validator(mode="after")
     def _has_one_column_for_a_pattern(self) -> SplitRule:
-        if self.pattern is not None and (len(self.columns) != 1 or self.functions):
+        if self.pattern is not None and len(self.columns) != 1:
             raise ValueError("pattern goes with one column, or with by: path")
         return self
 
@@ -100,7 +95,7 @@ class SplitRule(Section):
         if self.is_by_time:
             if self.fraction is not None or self.pattern is not None or self.stratify is not None:
                 raise ValueError("after and before go with `by` alone")
-            if not isinstance(self.by, str) or self.by == "row" or self.functions:
+            if not isinstance(self.by, str) or self.by == "row":
                 raise ValueError("after and before need a column of times or numbers: by: COLUMN")
             if self.after is not None and self.before is not None and type(self.after) is not type(self.before):
                 raise ValueError("after and before are of two kinds")
@@ -115,19 +110,13 @@ class SplitRule(Section):
 
     @property
     def looks_at(self) -> list[str]:
-        """All columns it needs, besides those of whole rows and those that a function looks at."""
-        named = [name for name in self.columns if name not in self.functions]
-        return [*named, *([] if self.stratify is None else [self.stratify])]
+        """All columns it needs, besides those of whole rows."""
+        return [*self.columns, *([] if self.stratify is None else [self.stratify])]
 
     @property
     def columns(self) -> list[str]:
-        """The columns and functions it goes by; none for whole rows."""
+        """The columns it goes by; none for whole rows."""
         return list(self.by) if isinstance(self.by, list) else [] if self.by == "row" else [self.by]
-
-    @property
-    def functions(self) -> list[str]:
-        """Those of them that are code of the user's."""
-        return [name for name in self.columns if _FUNCTION.fullmatch(name)]
 
 
 def _rises(value_range: tuple[float, float]) -> tuple[float, float]:

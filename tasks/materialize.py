@@ -58,7 +58,7 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
 def preparation_of(ctx: RunContext) -> Preparation:
     """How the run's rows become rows to train on."""
     spec = ctx.project.spec
-    return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.row_code))
+    return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms))
 
 
 def _source(ctx: RunContext) -> RowSource:

@@ -16,7 +16,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     if needs_fit(spec.preprocess):
         ctx.need_ray()
-    fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.row_code, ctx.reporter.progress("preprocess"))
+    fitted = fit_preprocess(
+        spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, ctx.reporter.progress("preprocess")
+    )
     return fitted.model_dump(mode="json"), "ran"
 
 

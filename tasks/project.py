@@ -13,7 +13,7 @@ from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.schema import SPLITS
-from penstock.ingest.spec import DataSpec, split_rules
+from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
@@ -98,7 +98,7 @@ class Project:
             SpecError, DataError: all that cannot be found.
         """
         looks: list[Callable[[], object]] = [lambda: self.files] if lists else []
-        looks += [lambda: self.recipe, lambda: self.row_code, lambda: self.callbacks, lambda: self.data_config, *more]
+        looks += [lambda: self.recipe, lambda: self.transforms, lambda: self.callbacks, lambda: self.data_config, *more]
         problems: list[PenstockError] = []
         for look in looks:
             try:
@@ -150,27 +150,16 @@ class Project:
 
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.row_code, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
+        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
-        """The functions of `map_batches` transforms, by target. Raises SpecError if one cannot be found."""
-        return {target: self.row_code[target] for target in self._transform_params}
-
-    @property
-    def _transform_params(self) -> dict[str, list[Any]]:
+        """The functions of `map_batches` transforms, by target. Raises SpecError of all that cannot be found."""
         params: dict[str, list[Any]] = {}
         for entry in self.spec.preprocess:
             if (target := entry.transform.function) is not None:
                 params.setdefault(target, []).append(entry.transform.options.model_dump())
-        return params
-
-    @cached_property
-    def row_code(self) -> dict[str, UserCode]:
-        """`transforms`, and the functions of split rules, by target. Raises SpecError of all that cannot be found."""
-        rules = [target for rule in split_rules(self.spec.data).values() for target in rule.functions]
-        params: dict[str, Any] = {**dict.fromkeys(rules), **self._transform_params}
         return dict(zip(params, self._captured(list(params.items())), strict=True))
 
     @cached_property
@@ -230,4 +219,4 @@ class Project:
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
         theirs = (self.data_config, *(each.code for each in self.callbacks))
-        return (self.recipe, *self.row_code.values(), *(code for code in theirs if code is not None))
+        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))

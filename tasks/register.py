@@ -110,7 +110,7 @@ def _example(ctx: RunContext) -> pa.Table:
     preparation = preparation_of(ctx)
     chain = Chain(preparation.data, preparation.transforms, preparation.fitted, preparation.code)
     files = [file for file in ctx.snapshot.files if file.location == "train"]
-    for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS, code=preparation.code):
+    for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS):
         if split == "train":
             used = chain.prepare(table, origin).origin
             places = set(zip(used.files.tolist(), used.rows.tolist(), strict=True))

@@ -276,7 +276,6 @@ def check_recipe(project: Project) -> None:
         from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
 
         load_callbacks(project.callbacks)
-    for target, code in project.row_code.items():
+    for target, code in project.transforms.items():
         if not callable(code.load()):
-            where = "preprocess: map_batches" if target in project.transforms else "data: by"
-            raise SpecError(f"{where}: {target} is not a function")
+            raise SpecError(f"preprocess: map_batches: {target} is not a function")

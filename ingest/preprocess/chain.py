@@ -27,7 +27,7 @@ from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
-from penstock.ingest.spec import DataSpec, split_rules
+from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import UserCode
 
 __all__ = [
@@ -188,16 +188,11 @@ def split_rows(
     files: Sequence[SourceFile],
     batch_rows: int,
     piece: Piece | None = None,
-    code: Mapping[str, UserCode] | None = None,
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
 
     Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
-
-    Args:
-        code: holds the functions that the split rules name; loaded here.
     """
-    functions = {target: (code or {})[target].function() for rule in split_rules(data).values() for target in rule.functions}
     for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         if batch.unreadable is not None:
@@ -214,7 +209,7 @@ def split_rows(
             if not batch.table.num_rows:
                 continue
         with phase("transform"):
-            codes = split_codes(data, batch.table, batch.files, functions)
+            codes = split_codes(data, batch.table, batch.files)
         # Columns that only the rules go by have done their part.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
         for number, split in enumerate(SPLITS):
@@ -276,7 +271,7 @@ class Preparation:
     Attributes:
         transforms: those of the pipeline file; `fitted` was made from them.
         snapshot: the files, and the schema that they agreed on.
-        code: target of `map_batches` transforms and split rules to the user's code.
+        code: `map_batches` target to the user's code.
         piece: the rows of the only file; None for all.
     """
 
@@ -318,7 +313,7 @@ class Preparation:
         chain = Chain(self.data, self.transforms, self.fitted, self.code)
         files = self.snapshot.files
         decodes = decodes_images(self.data, self.snapshot.arrow_schema(), self.transforms)
-        for split, table, origin in split_rows(self.data, self.snapshot, files, self.rows_at_once, self.piece, self.code):
+        for split, table, origin in split_rows(self.data, self.snapshot, files, self.rows_at_once, self.piece):
             read(split, table)
             if hashed:
                 origin.hashes = row_hashes(self.data, table)

@@ -67,7 +67,7 @@ def fit_preprocess(
     """Fit all transforms on the train split.
 
     Args:
-        code: target of `map_batches` transforms and split rules to the user's code.
+        code: `map_batches` target to the user's code.
         parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(transforms)`.
 
     Raises:
@@ -134,7 +134,7 @@ class _TrainRows:
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = min(self.batch_rows, max_rows)
-        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece, self.code):
+        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece):
             if split != "train" or origin.unreadable is not None:
                 continue
             for part, of in cut_by_pixels(table, origin) if self.decodes else ((table, origin),):

@@ -16,21 +16,18 @@ from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number, is_text, single_chunk
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.read.group_code import NO_FUNCTIONS, Functions, called_groups, paths_of
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import PATH, DataSpec, SplitRule, check_split_rules, split_rules
 from penstock.messages import in_yaml, shorten
 
-__all__ = ["Deal", "class_hashes", "deals", "row_hashes", "split_codes", "whole_row_positions"]
+__all__ = ["Deal", "class_hashes", "deals", "hash_positions", "row_hashes", "split_codes"]
 
 
 _TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "validation", "test"))
 
 
-def split_codes(
-    data: DataSpec, table: pa.Table, files: Sequence[SourceFile], functions: Functions = NO_FUNCTIONS
-) -> np.ndarray:
+def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
     """Say where each row of `table` goes: uint8 [rows], index into SPLITS.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
@@ -40,12 +37,11 @@ def split_codes(
 
     Args:
         files: of one location: the file of all rows, or the file of each (`RowBatch.files`).
-        functions: those that the rules name.
 
     Raises:
         SpecError: the fractions add up to 1 or more.
         DataError: a column that a rule goes by is not there, has nulls, no match of the pattern or another type than the
-            rule's, or cannot be hashed; or a function fails, or gives no group for each row.
+            rule's, or cannot be hashed.
     """
     check_split_rules(data)
     location = files[0].location
@@ -58,7 +54,7 @@ def split_codes(
             codes[_in_time(table, files, split, rules[split])] = SPLITS.index(split)
         for deal in deals(data):
             if deal.split == split:
-                held = np.array(deal.codes, np.uint8)[_parts(data, deal, table, files, functions)]
+                held = np.array(deal.codes, np.uint8)[_parts(data, deal, table, files)]
                 codes = np.where(held == _TRAIN, codes, held)
     return codes
 
@@ -98,9 +94,9 @@ def deals(data: DataSpec) -> list[Deal]:
     return found
 
 
-def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFile], functions: Functions) -> np.ndarray:
+def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
     """Which part of the deal each row is in: int64 [rows]."""
-    u = _positions(data, table, files, deal, functions)
+    u = hash_positions(data, table, files, deal)
     strata = files[0].strata if len(files) == 1 else None
     if deal.rule.stratify is None or strata is None:  # or each file is one row
         return np.searchsorted(deal.ends, u, side="right")
@@ -176,22 +172,11 @@ def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
     return table.select([name for name in format_of(data).identity if name in names] or names)
 
 
-def whole_row_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:
-    """The hashes that a deal goes by: float64 [rows] in [0, 1). Raises as `split_codes`."""
-    return _positions(data, table, files, deal, NO_FUNCTIONS)
-
-
-def _positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal, functions: Functions) -> np.ndarray:
+def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:
+    """Return the hashes that a deal goes by: float64 [rows] in [0, 1). Raises as `split_codes`."""
     split, rule = deal.split, deal.rule
     if rule.columns:
-        hashed = pa.table(
-            {
-                name: called_groups(functions[name], name, split, table, files)
-                if name in rule.functions
-                else _group(table, files, split, name, rule.pattern)
-                for name in rule.columns
-            }
-        )
+        hashed = pa.table({name: _group(table, files, split, name, rule.pattern) for name in rule.columns})
     else:
         hashed = _whole_rows(data, table)
     try:
@@ -216,7 +201,8 @@ def _group(
     if name in table.column_names:
         values = table.column(name)
     elif name == PATH:
-        values = paths_of(table, files)
+        paths = [file.name for file in files]
+        values = pa.array(paths) if len(paths) > 1 else pa.repeat(paths[0], table.num_rows)
     else:
         raise DataError(
             f"data.{split}.by: there is no column {name!r}; the rows have {', '.join(table.column_names)}",

@@ -22,7 +22,7 @@ from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.row_hash import unit_interval
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
-from penstock.ingest.read.splits import Deal, class_hashes, deals, split_codes, whole_row_positions
+from penstock.ingest.read.splits import Deal, class_hashes, deals, hash_positions, split_codes
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec, SplitRule
 
@@ -62,7 +62,7 @@ def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: Sou
         table = batch.table if batch.unreadable is None else batch.table.filter(batch.unreadable.is_null())
         if by_time:  # what the test split has taken is no part of the shares
             table = table.filter(pa.array(split_codes(only_test, table, batch.files) == SPLITS.index("train")))
-        hashes.append(whole_row_positions(data, table, batch.files, deal))
+        hashes.append(hash_positions(data, table, batch.files, deal))
         classes.append(class_hashes(data, table, column))
     positions, of_class = np.concatenate(hashes), np.concatenate(classes)
     values = np.unique(of_class)

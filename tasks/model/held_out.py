@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +16,6 @@ from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
-from penstock.usercode.capture import UserCode
 
 __all__ = ["HeldOut", "held_out_of"]
 
@@ -28,7 +27,6 @@ class HeldOut:
     Attributes:
         manifest: of the prepared rows.
         storage: that holds them.
-        code: of split rules, by target.
     """
 
     data: DataSpec
@@ -36,7 +34,6 @@ class HeldOut:
     transforms: Sequence[TransformSpec]
     manifest: DatasetManifest
     storage: Storage
-    code: Mapping[str, UserCode]
 
     def location(self, split: Split) -> str:
         """Where the files of a split lie: it has a place of its own, or is a part of the train rows."""
@@ -46,11 +43,11 @@ class HeldOut:
         """The rows of a split, with their label, in the columns that the transforms begin with; and their places."""
         files = [file for file in self.snapshot.files if file.location == self.location(split)]
         at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
-        rows = split_rows(self.data, self.snapshot, files, at_once, code=self.code)
+        rows = split_rows(self.data, self.snapshot, files, at_once)
         return ((table, origin) for of, table, origin in rows if of == split and origin.unreadable is None)
 
 
 def held_out_of(ctx: RunContext) -> HeldOut:
     """Those of this run."""
     spec = ctx.project.spec
-    return HeldOut(spec.data, ctx.snapshot, spec.preprocess, ctx.manifest, ctx.storage, ctx.project.row_code)
+    return HeldOut(spec.data, ctx.snapshot, spec.preprocess, ctx.manifest, ctx.storage)

@@ -140,8 +140,8 @@ def short_value(value: Any) -> str:
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
     data, train, registry = spec.data, spec.train, spec.tracking.registry
-    code = {f"code.{target}": user.reached for target, user in project.row_code.items()}
-    code_versions = {f"version.{n}": v for user in project.row_code.values() for n, v in user.versions.items()}
+    code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
+    code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
     elsewhere = {
         "label",

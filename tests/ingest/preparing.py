@@ -27,7 +27,7 @@ from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.ingest.read.strata import with_strata
 from penstock.ingest.schema import Split
-from penstock.ingest.spec import DataSpec, MaterializeSpec, split_rules
+from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode, capture
@@ -61,13 +61,11 @@ class Source:
     @property
     def code(self) -> dict[str, UserCode]:
         steps = [(step.transform.function, step.transform.options) for step in self.steps]
-        code = {
+        return {
             target: capture(target, self.folder, options.model_dump() if self.ships_params else None)
             for target, options in steps
             if target is not None
         }
-        rules = (target for rule in split_rules(self.data).values() for target in rule.functions)
-        return code | {target: capture(target, self.folder) for target in rules}
 
     def snapshot(self) -> SourceSnapshot:
         return with_strata(self.data, read_source(self.data, listed(self.data, self.folder), silent))

@@ -45,7 +45,7 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
     spec = SimpleNamespace(data=source.data, preprocess=source.steps, materialize=MaterializeSpec())
     warned: list[str] = []
     ctx: Any = SimpleNamespace(
-        project=SimpleNamespace(spec=spec, storage=source.storage, row_code=source.code),
+        project=SimpleNamespace(spec=spec, storage=source.storage, transforms=source.code),
         storage=source.storage,
         ledger=Ledger(source.storage),
         keys={"materialize": SimpleNamespace(key="k")},

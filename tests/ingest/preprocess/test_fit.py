@@ -125,9 +125,9 @@ def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, ki
 def test_the_types_of_the_rows_are_found_from_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def spy(data: Any, snapshot: Any, files: Any, batch_rows: int, piece: Any, code: Any) -> Any:
+    def spy(data: Any, snapshot: Any, files: Any, batch_rows: int, piece: Any) -> Any:
         asked.append(batch_rows)
-        return split_rows(data, snapshot, files, batch_rows, piece, code)
+        return split_rows(data, snapshot, files, batch_rows, piece)
 
     monkeypatch.setattr("penstock.ingest.preprocess.fit.split_rows", spy)
     files = {"train/a.parquet": pa.table({"x": np.arange(10_000.0)})}

@@ -24,7 +24,6 @@ from penstock.ingest.read.splits import split_codes
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
 from tests import ROOT
-from tests.ingest.preparing import Source
 from tests.ingest.reading import read_snapshot, write_files
 
 TRAIN = [SourceFile(uri="/a.parquet", name="a.parquet", location="train", size_bytes=1, fingerprint="1")]
@@ -309,58 +308,6 @@ def test_a_pattern_that_finds_nothing_is_refused(tmp_path: Path, rule: dict[str,
     for wrong in ({"by": "x", "pattern": "("}, {"by": ["x", "y"], "pattern": "1"}):
         with pytest.raises(ValidationError, match=r"regular expression|pattern goes with one column"):
             spec(test={"fraction": 0.5, **wrong})
-
-
-GROUPS = """\
-import numpy as np
-
-
-def patient(rows):
-    sites = [path.partition("/")[0] for path in rows["path"]]
-    return np.array([f"{site}-{number // 7}" for site, number in zip(sites, rows["number"])])
-"""
-
-
-def test_a_function_says_which_rows_stay_together(tmp_path: Path) -> None:
-    tables = {site: pa.table({"number": range(210), "x": np.arange(210.0)}) for site in ("north", "south")}
-    files = {f"train/{site}/{part}.parquet": table.slice(part * 70, 70) for site, table in tables.items() for part in range(3)}
-    rule = {"fraction": 0.3, "by": "groups.py:patient"}
-    steps = [{"standard_scaler": {"columns": ["x"]}}]
-    source = Source.of(tmp_path, {**files, "groups.py": GROUPS}, steps, test=rule, validation=rule)
-    splits: dict[tuple[str, int], set[str]] = {}
-    numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for split, rows in source.preparation().rows():
-        site = Path(rows.origin.names[0]).parent.name
-        numbers[split] += rows.table.column("number").to_pylist()
-        for number in rows.table.column("number").to_pylist():
-            splits.setdefault((site, number // 7), set()).add(split)
-    assert len(splits) == 60 and all(len(found) == 1 for found in splits.values()), "no patient is in two splits"
-    assert all(numbers.values()) and sum(map(len, numbers.values())) == 420
-    learnt = source.fit().steps[0].columns[0]
-    assert learnt.center == pytest.approx(np.mean(numbers["train"])), "steps learn from the rows it leaves in train"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("return rows['nobody']", r"data\.test\.by: groups\.py:of raised KeyError: 'nobody' .*groups\.py, line 2"),
-        ("return rows['x'][:1]", r"returned an array of shape \[1\] for 2 rows"),
-        ("return [None if x else 'a' for x in rows['x']]", r"gives no group \(None or NaN\) to 1 of 2 rows of .*a\.parquet"),
-        ("return [['a'], 1]", "returned what is no array of groups"),
-        ("return 1.5 + rows['x'].reshape(2, 1)", r"of shape \[2, 1\]"),
-    ],
-)
-def test_a_function_that_gives_no_groups_is_told(tmp_path: Path, body: str, said: str) -> None:
-    files = {"train/a.parquet": pa.table({"x": [0, 1]}), "groups.py": f"def of(rows):\n    {body}\n"}
-    source = Source.of(tmp_path, files, test={"fraction": 0.5, "by": "groups.py:of"})
-    with pytest.raises(DataError, match=said):
-        list(source.preparation().rows())
-
-
-def test_a_function_goes_with_a_fraction_alone() -> None:
-    for wrong in ({"pattern": "1", "fraction": 0.5}, {"after": 3.0}):
-        with pytest.raises(ValidationError, match=r"pattern goes with one column|need a column of times"):
-            spec(test={"by": "groups.py:of", **wrong})
 
 
 def test_files_of_their_own_location_stay_there() -> None:

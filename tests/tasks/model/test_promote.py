@@ -273,7 +273,7 @@ class House:
             }
         )
         context = SimpleNamespace(
-            project=SimpleNamespace(spec=spec, registry=MLFLOW, row_code={}),
+            project=SimpleNamespace(spec=spec, registry=MLFLOW, transforms={}),
             snapshot=self.source.snapshot(),
             manifest=self.manifest,
             storage=self.source.storage,

@@ -118,19 +118,6 @@ def test_code_that_one_of_two_keys_has_is_told_by_its_files() -> None:
     assert changed_inputs({"limits": None}, {"limits": {}}) == ["limits: (none) -> {}"]
 
 
-def test_the_function_of_a_split_rule_counts(tmp_path: Path) -> None:
-    file = make(tmp_path)
-    (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 2\n")
-    rule = "data.test={fraction: 0.5, by: 'groups.py:of'}"
-    before = keys_of(file, rule)
-    (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 3\n")
-    after = keys_of(file, rule)
-    assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
-    assert changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs) == ["code.groups.py:of: changed groups.py"]
-    with pytest.raises(SpecError, match=r"groups\.py:nobody"):
-        keys_of(file, "data.test={fraction: 0.5, by: 'groups.py:nobody'}")
-
-
 def test_a_file_that_the_code_names_changes_the_key_and_is_named(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "words.txt").write_text("one")
