@@ -19,7 +19,6 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
@@ -203,7 +202,6 @@ def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
 
 def _build(jobs: Sequence[UnitJob]) -> dict[str, UnitResult]:
     """Make units one after the other: each is brought to disk and committed while the next is prepared."""
-    keep_freed_memory()
     made: dict[str, UnitResult] = {}
     with ThreadPoolExecutor(1, "penstock-commit") as committing:  # which ends its work, whatever becomes of the next unit
         on_their_way: dict[str, Future[UnitResult]] = {}

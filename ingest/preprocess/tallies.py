@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import fixed_shape, is_vector, single_chunk
-from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
@@ -175,7 +174,6 @@ def _add(tallies: Sequence[Tally], others: Sequence[Tally]) -> None:
 
 def _tally(questions: Sequence[Question], unit: tuple[int, GivesRows, bool]) -> tuple[int, list[list[Tally]]]:
     """The number, and a tally of the rows for each question; of a part of a unit those of each batch. Runs in a worker."""
-    keep_freed_memory()
     number, rows, in_parts = unit
     if in_parts:  # adding rounds, so it is done where the batches before are known
         return number, [

@@ -28,7 +28,6 @@ from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, MixedColumnError, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
-from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.read.inspection import glance, inspect_file
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
@@ -141,7 +140,6 @@ class Scorer:
     """
 
     def __init__(self, files: Mapping[str, np.ndarray]) -> None:
-        keep_freed_memory()
         with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
             for name, content in files.items():
                 path = Path(folder, name)
