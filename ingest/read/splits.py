@@ -173,7 +173,11 @@ def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
 
 
 def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:
-    """Return the hashes that a deal goes by: float64 [rows] in [0, 1). Raises as `split_codes`."""
+    """Return the hashes that a deal goes by: float64 [rows] in [0, 1).
+
+    Raises:
+        DataError: as `split_codes`.
+    """
     split, rule = deal.split, deal.rule
     if rule.columns:
         hashed = pa.table({name: _group(table, files, split, name, rule.pattern) for name in rule.columns})
