@@ -48,7 +48,7 @@ from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.tune.record import SweepRecord, Trial, current_sweep, save_sweep
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["TuneRequest", "best_file", "tune"]
+__all__ = ["TuneRequest", "tune"]
 
 
 class TuneRequest(BaseModel):
@@ -58,11 +58,6 @@ class TuneRequest(BaseModel):
     overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `tune.trials=20`.")
     fresh: bool = Field(default=False, description="Start a new sweep instead of continuing the last one.")
     folds: bool = Field(default=False, description="Train once for each of `data.folds` instead of the section `tune`.")
-
-
-def best_file(loaded: LoadedSpec) -> Path:
-    """Where the best spec of a sweep is written: beside the file, because relative paths in it start there."""
-    return loaded.file.with_name(f"{loaded.file.stem}.best{loaded.file.suffix}")
 
 
 @flow(name="penstock-tune", flow_run_name=name_at_begin, persist_result=False)
@@ -169,9 +164,21 @@ def _keep_best(
     ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, trials: list[Trial], ray_stack: contextlib.ExitStack
 ) -> dict[str, Any]:
     """Write and run the spec of the best. Returns what `penstock tune --json` prints, and a `summary`."""
-    best = _best(section, trials)
-    file = best_file(loaded)
-    file.write_text(_head(loaded, ctx, section, best) + with_values(loaded, best.values), encoding="utf-8")
+    best = best_of(section.mode, trials)
+    if best is None:
+        raise TrainingError(
+            "no trial came to its end",
+            problems=[f"trial {trial.number}: {trial.error or trial.note or trial.state}" for trial in trials],
+            next_step="change tune.space, or give the sweep more time (tune.time_s)",
+        )
+    # Beside the pipeline file, because relative paths in it start there.
+    file = loaded.file.with_name(f"{loaded.file.stem}.best{loaded.file.suffix}")
+    values = ", ".join(f"{key}: {short(value)}" for key, value in best.values.items())
+    head = (
+        f"# The best of sweep {ctx.run.run} of {loaded.file.name}: trial {best.number}, {section.metric} {short(best.value)},\n"
+    )
+    head += f"# with {values}. It is trained already: `penstock run {file.name}` finds it.\n"
+    file.write_text(head + with_values(loaded, best.values), encoding="utf-8")
     ctx.tracker.log_json("trials.json", [trial.model_dump(mode="json") for trial in trials])
     ctx.tracker.log_text(file.name, file.read_text(encoding="utf-8"))
     ctx.tracker.log_metrics({section.metric: best.value or 0.0}, 0)
@@ -207,25 +214,6 @@ def _concurrent(sweep: Sweep, need_ray: RayOnDemand) -> int:
         sweep.ctx.reporter.say(f"{spec.name}: {line}")
     sweep.said.update(said)
     return concurrent
-
-
-def _best(section: TuneSpec, trials: list[Trial]) -> Trial:
-    best = best_of(section.mode, trials)
-    if best is None:
-        raise TrainingError(
-            "no trial came to its end",
-            problems=[f"trial {trial.number}: {trial.error or trial.note or trial.state}" for trial in trials],
-            next_step="change tune.space, or give the sweep more time (tune.time_s)",
-        )
-    return best
-
-
-def _head(loaded: LoadedSpec, ctx: RunContext, section: TuneSpec, best: Trial) -> str:
-    values = ", ".join(f"{key}: {short(value)}" for key, value in best.values.items())
-    return (
-        f"# The best of sweep {ctx.run.run} of {loaded.file.name}: trial {best.number}, {section.metric} {short(best.value)},\n"
-        f"# with {values}. It is trained already: `penstock run {best_file(loaded).name}` finds it.\n"
-    )
 
 
 def _run_best(ctx: RunContext, file: Path, best: Trial) -> dict[str, Any]:

@@ -7,6 +7,7 @@ process that dies on any line leaves what the next command needs to go on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.tasks.context import RunContext
 from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
 from penstock.tasks.tune.search import Pruner, propose
 from penstock.tasks.tune.spec import TuneSpec
+from penstock.training.events import Point
 
 __all__ = ["Sweep"]
 
@@ -72,17 +74,23 @@ class Sweep:
             self._pruner.end(trial)
             return trial
 
-    def report(self, number: int, step: int, value: float) -> None:
-        """Record a value of the metric, and stop the trial if it is to end early."""
+    def report(self, number: int, points: Sequence[Point]) -> None:
+        """Record new values of the metric, and stop the trial if it is to end early.
+
+        Steps reported before an interruption are measured again and skipped.
+        """
         with self._lock:
-            trial = self.trials[number - 1]
-            if trial.note:  # it is being stopped: how far it comes until then is nondeterministic
-                return
-            reports = [*trial.reports, Report(step=step, value=value)]
-            ends = self._pruner.report(number, value)
-            self.update(number, reports=reports, note=self._why(reports) if ends else "")
-            if ends:
-                self.live[number].stop.set()
+            for point in points:
+                trial, value = self.trials[number - 1], point.values.get(self.tune.metric)
+                if trial.note:  # it is being stopped: how far it comes until then is nondeterministic
+                    return
+                if value is None or (trial.reports and point.step <= trial.reports[-1].step):
+                    continue
+                reports = [*trial.reports, Report(step=point.step, value=value)]
+                ends = self._pruner.report(number, value)
+                self.update(number, reports=reports, note=self._why(reports) if ends else "")
+                if ends:
+                    self.live[number].stop.set()
 
     def end_early(self, number: int, tracked_run: str | None) -> Trial:
         """Record that a trial has ended early, with what it had reported when that was decided."""

@@ -5,8 +5,8 @@ It is not evaluated: the test split is for the best trial alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import Interrupted, PenstockError, TrainingError
@@ -28,7 +28,6 @@ from penstock.tasks.train import STAGE as TRAIN
 from penstock.tasks.tune.record import Trial
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import Point
 from penstock.training.job import TrainOutcome
 
 __all__ = ["close_stopped", "perform_trial"]
@@ -99,7 +98,7 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         tags=parent,
     )
     ctx.outcomes, ctx.open_feeds = dict(rows.outcomes), rows.open_feeds
-    ctx.on_points = _reporting(sweep, trial)
+    ctx.on_points = partial(sweep.report, trial.number)
     try:
         introduce(ctx)
         if committed := CheckpointStore(ctx.work_storage).committed():  # what was measured before it is not measured again
@@ -193,18 +192,3 @@ def close_stopped(sweep: Sweep, trial: Trial) -> Trial:
         ledger.save_run(run)
         tell_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{sweep.title(trial)}: {trial.note}"})
     return sweep.end_early(trial.number, run.tracking_runs.get(run.tracker) if run is not None else None)
-
-
-def _reporting(sweep: Sweep, trial: Trial) -> Callable[[Sequence[Point]], None]:
-    """Return a callback for values of the metric. Steps reported before an interruption are measured again and skipped."""
-    reported = trial.reports[-1].step if trial.reports else 0
-
-    def report(points: Sequence[Point]) -> None:
-        nonlocal reported
-        for point in points:
-            value = point.values.get(sweep.tune.metric)
-            if value is not None and point.step > reported:
-                reported = point.step
-                sweep.report(trial.number, point.step, value)
-
-    return report
