@@ -13,7 +13,6 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
-from penstock.ingest.columns.missing import missing_in_lists
 from penstock.ingest.columns.type_text import type_text
 from penstock.ingest.columns.written_numbers import written_numbers
 from penstock.messages import in_yaml
@@ -89,13 +88,26 @@ def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(array.type, ImageType):
         return array.is_null().to_numpy(zero_copy_only=False), np.zeros(rows, np.bool_)
     if isinstance(array.type, RaggedType):
-        return missing_in_lists(array.storage)
+        return _missing_in_lists(array.storage)
     flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
     null = _row_mask(pc.is_null(flat), rows) if flat.null_count else np.zeros(rows, np.bool_)
     if not pa.types.is_floating(flat.type):
         return null, np.zeros(rows, np.bool_)
     wide = flat.cast(pa.float32()) if flat.type == pa.float16() else flat  # Arrow has no is_finite for half floats
     return null, _row_mask(pc.fill_null(pc.invert(pc.is_finite(wide)), False), rows) & ~null
+
+
+def _missing_in_lists(lists: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Two masks [rows] of a list array: rows that are null or hold a null, and other rows that hold NaN or an infinity."""
+    null = lists.is_null().to_numpy(zero_copy_only=False)
+    entries = lists.flatten()  # without those of null rows
+    row_of = np.repeat(np.flatnonzero(~null), pc.list_value_length(lists).drop_null().to_numpy())
+    not_finite = np.zeros(len(lists), np.bool_)
+    if entries.null_count:
+        null[row_of[entries.is_null().to_numpy(zero_copy_only=False)]] = True
+    if pa.types.is_floating(entries.type):
+        not_finite[row_of[~np.isfinite(entries.to_numpy(zero_copy_only=False))]] = True
+    return null, not_finite & ~null
 
 
 def _row_mask(flags: pa.Array, rows: int) -> np.ndarray:

@@ -71,6 +71,10 @@ class CsvReader(Reader):
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
         return self._inspected(file, None)
 
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """As `inspect`; None unless it is sure that the next part begins with a record."""
+        return self._inspected_part(file, begin, end, None)
+
     def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
         """See `Reader.look_through`."""
         return self._inspected(file, keep) if span is None else self._inspected_part(file, *span, keep)
@@ -103,10 +107,6 @@ class CsvReader(Reader):
                 found = record_start(source.read(_WINDOW_BYTES), fields, self._form.delimiter(file), self._form.options.quote)
                 starts += [near + found] if found is not None else []
         return starts
-
-    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """As `inspect`; None unless it is sure that the next part begins with a record."""
-        return self._inspected_part(file, begin, end, None)
 
     def _inspected_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts | None:
         header = self._header(file)

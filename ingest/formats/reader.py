@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from penstock.errors import DataError
+from penstock.errors import DataError, PreflightError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
 from penstock.ingest.columns.type_text import value_text
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
@@ -121,7 +122,7 @@ class Reader(Protocol):
     penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
 
     hands_on_rows: bool = False
-    """Whether `look_through` has a use for the rows that it parses; else they are not kept."""
+    """Whether `look_through` passes on the rows that it parses; else they are not kept."""
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Look through a file that is not empty, in bounded memory: its columns, in canonical types, and its number of rows.
@@ -149,7 +150,7 @@ class Reader(Protocol):
         return None
 
     def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
-        """As `inspect`, or as `inspect_part` of the bytes in `span`, with a use for the rows where they are parsed for it.
+        """As `inspect`, or as `inspect_part` of the bytes in `span`, but pass on the rows that are parsed.
 
         Args:
             keep: takes all rows, in their order, as `tables` would give them if the source has the types that were found here;
@@ -283,3 +284,21 @@ def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataTy
     if repeated:
         raise DataError(f"{file.uri}: column {repeated[0]!r} is there twice")
     return {field.name: canonical_type(field.type) for field in schema}
+
+
+def library(module: str, format: str, extra: str) -> Any:
+    """Import a library that only one format needs.
+
+    Args:
+        extra: of penstock, which installs it.
+
+    Raises:
+        PreflightError: it cannot be imported here.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PreflightError(
+            f"data.format: {format} is read by the package {module.partition('.')[0]}, which cannot be imported here ({error})",
+            next_step=f'pip install "penstock[{extra}]", on every node of a cluster too',
+        ) from error

@@ -26,8 +26,7 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_ours, ray_streams
-from penstock.ingest.read.inspection import PART_BYTES
-from penstock.ingest.read.pieces import Piece
+from penstock.ingest.read.inspection import PART_BYTES, Piece
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import MaterializeSpec, SplitRule
 from penstock.progress import Progress

@@ -23,7 +23,7 @@ from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
-from penstock.ingest.read.pieces import Piece, pieces_of
+from penstock.ingest.read.inspection import Piece, pieces_of
 from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split

@@ -32,7 +32,7 @@ from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
-from penstock.ingest.read.pieces import Piece, pieces_of
+from penstock.ingest.read.inspection import Piece, pieces_of
 from penstock.ingest.read.snapshot import SourceSnapshot, opens_files
 from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.messages import in_yaml

@@ -25,7 +25,17 @@ from penstock.messages import said_of
 from penstock.progress import Progress
 from penstock.stores import is_local
 
-__all__ = ["PART_BYTES", "glance", "inspect_file", "inspect_files", "inspect_head", "is_much", "threads_for"]
+__all__ = [
+    "PART_BYTES",
+    "Piece",
+    "glance",
+    "inspect_file",
+    "inspect_files",
+    "inspect_head",
+    "is_much",
+    "pieces_of",
+    "threads_for",
+]
 
 PART_BYTES = 64 << 20
 """Of a file of twice as much or more that can be cut."""
@@ -41,6 +51,10 @@ _THREAD_FILES = 32
 """At most what a thread takes at a time: a small file costs less than handing it over."""
 
 _QUEUED = 4096
+
+
+Piece = tuple[int, int]
+"""The first row, and the end."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,28 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
     except Exception as error:  # whatever a damaged file makes a parser raise
         return DataError(f"{file.uri}: cannot be read: {said_of(error)}")
     return facts
+
+
+def pieces_of(data: DataSpec, format: str, file: SourceFile, batch_rows: int, piece_bytes: int = PART_BYTES) -> list[Piece]:
+    """Return pieces of about `piece_bytes` of the file, in order; none if it is read as a whole, as one below twice that is.
+
+    Pieces begin where a batch of the whole file would, so that what is made of the rows does not show where the file was cut:
+    transforms see the same rows together, and sums round alike.
+
+    Args:
+        format: that of the snapshot.
+        batch_rows: how many rows are read at a time.
+
+    Raises:
+        DataError, ServiceError: the file cannot be opened.
+    """
+    reader = reader_of(data, format)
+    rows = file.rows or 0
+    if reader.one_row_per_file or file.size_bytes < 2 * piece_bytes:
+        return []
+    begins = {-(-first // batch_rows) * batch_rows for first, _ in reader.pieces(file, piece_bytes)}
+    cut = list(pairwise([*sorted(row for row in begins if row < rows), rows]))
+    return cut if len(cut) > 1 else []
 
 
 def threads_for(files: Sequence[SourceFile]) -> int:

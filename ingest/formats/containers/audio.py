@@ -16,8 +16,7 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.images import class_of
-from penstock.ingest.formats.library import library
-from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
+from penstock.ingest.formats.reader import FileFacts, Reader, library, looks_like
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["AudioFormat", "AudioOptions", "AudioReader"]

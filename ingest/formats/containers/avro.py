@@ -14,8 +14,7 @@ from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.library import library
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, not_readable
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["AvroFormat", "AvroReader"]

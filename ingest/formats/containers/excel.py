@@ -15,8 +15,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.library import library
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, not_readable
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
 

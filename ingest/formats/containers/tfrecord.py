@@ -17,8 +17,7 @@ from penstock.ingest.columns.casts import promote
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_problem
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.library import library
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, looks_like
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, looks_like
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["TFRecordFormat", "TFRecordReader"]

@@ -14,10 +14,9 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.format import Format, Origin, RowParts
-from penstock.ingest.formats.library import library
-from penstock.ingest.formats.sources.cut import neighbours
-from penstock.ingest.formats.sources.naming import address_of, naming
+from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
+from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["IcebergFormat", "IcebergOptions"]

@@ -16,7 +16,7 @@ from penstock.config import Section
 from penstock.errors import DataError, PreflightError
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.format import Format, Origin
-from penstock.ingest.formats.sources.naming import naming
+from penstock.ingest.formats.sources.tables import naming
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 

@@ -219,7 +219,7 @@ def test_a_large_table_is_copied_in_parts_to_the_rows_that_one_copy_gives(
     names, rows = copied(str(tmp_path / "alone"), no_cluster)
     assert names == ["part-00000.arrow"]
     assert len(rows) == len(large.left) and set(rows["x"].to_pylist()) == large.left
-    monkeypatch.setattr("penstock.ingest.formats.sources.cut.PART_BYTES", 1)
+    monkeypatch.setattr("penstock.ingest.formats.sources.tables.PART_BYTES", 1)
     in_threads = copied(f"memory://parts{tmp_path}", no_cluster)
     parts, filled = large.parts
     assert set(in_threads[0]) <= {f"part-{part:05d}-00000.arrow" for part in range(parts)} and len(in_threads[0]) == filled

@@ -145,7 +145,7 @@ def test_each_state_is_scored_once_and_a_later_one_takes_the_place_of_the_earlie
 def test_a_large_table_is_copied_where_ray_address_says(
     tmp_path: Path, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], Rows]
 ) -> None:
-    monkeypatch.setattr("penstock.ingest.formats.sources.cut.PART_BYTES", 1)
+    monkeypatch.setattr("penstock.ingest.formats.sources.tables.PART_BYTES", 1)
     monkeypatch.setattr("penstock.ingest.formats.sources.iceberg.plain_files", lambda *_: None)
     rows = made(tmp_path)
     rows.add()
