@@ -132,7 +132,7 @@ def predict(request: PredictRequest) -> State[Any]:
 
 def _list(data: DataSpec, reporter: Reporter) -> Listing:
     listing = list_input(data)
-    if left_out := listing.said_of_left_out():
+    if left_out := listing.describe_left_out():
         reporter.warn(left_out.replace("data.format", "--format"))
     return listing
 

@@ -176,7 +176,7 @@ def check_resources(project: Project) -> list[str]:
         PreflightError: the prepared rows cannot fit.
     """
     source = sum(file.size_bytes for file in project.files)
-    spec, left_out = project.spec, project.listing.said_of_left_out()
+    spec, left_out = project.spec, project.listing.describe_left_out()
     warnings = [left_out] if left_out else []
     if project.storage.is_local and spec.materialize.cache == "disk":
         folder = existing_folder(Path(project.storage.root))

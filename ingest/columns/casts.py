@@ -1,7 +1,7 @@
 """Which Arrow type does a column have once all files are looked at?
 
 Files of one dataset may differ in ways that lose nothing (int32 beside int64, null beside anything): `promote` finds the common
-type or says there is none, `cast_array` converts to it and refuses to lose anything on the way.
+type or reports that there is none, `cast_array` converts to it and refuses to lose anything on the way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNIT_ORDER = ("s", "ms", "us", "ns")
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """Strip what only says how values are laid out: dictionaries, views, run ends, unknown extensions, nullability.
+    """Strip what is only layout of values: dictionaries, views, run ends, unknown extensions, nullability.
 
     Views of lists stay what they are, and are refused where files are unified: pyarrow's cast of them loses rows after a null.
     """
@@ -103,7 +103,7 @@ def _finer_time(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
         return pa.date64()
     zones = {kind.tz for kind in stamps}
     if len(zones) > 1 and (None in zones or len(stamps) < 2):
-        return None  # a time without zone is no moment
+        return None  # a time without zone is not a moment
     unit = max((kind.unit for kind in stamps), key=_UNIT_ORDER.index)
     return pa.timestamp(unit, stamps[0].tz if len(zones) == 1 else "UTC")
 

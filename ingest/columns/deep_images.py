@@ -1,6 +1,6 @@
 """How do the values of an image with more than 8 bits a channel come to 8 bits?
 
-Of colours of 16 bits Pillow keeps the high byte of each only. A second reading, told that the bytes lie the other way round,
+Of colours of 16 bits Pillow keeps the high byte of each only. A second reading, with the bytes in the other order,
 keeps the low ones.
 """
 
@@ -20,7 +20,7 @@ _DEEP_MODES = ("I", "F")
 """Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
 
 _PNG_BITS_AT = 24
-"""Where a PNG says how many bits a channel has."""
+"""Where a PNG holds the number of bits of a channel."""
 
 _TIFF_BITS, _TIFF_PLANES = 258, 284
 """Tags of a TIFF: the bits of each channel; whether channels lie pixel by pixel (1) or one after the other (2)."""

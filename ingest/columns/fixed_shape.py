@@ -1,4 +1,4 @@
-"""How does an Arrow column become numbers of one shape in every row, and what is said to a user whose column cannot?"""
+"""How does an Arrow column become numbers of one shape in every row, and which error names a column that cannot?"""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode:
 
 
 def _before_the_picture(data: bytes) -> bytes:
-    """The segments of a JPEG in front of its first scan, where it says how it lies; all of one that cannot be followed."""
+    """Return the segments of a JPEG before its first scan, which hold its orientation; all of it if they are broken."""
     at = len(_JPEG) - 1
     while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xff":  # which fills a gap
         if data[at + 1 : at + 2] == _SCAN:
@@ -148,7 +148,7 @@ def _before_the_picture(data: bytes) -> bytes:
 
 
 def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
-    """(height, width) of a JPEG in pixels, as its header says; None for what is no JPEG, or has no header."""
+    """(height, width) of a JPEG in pixels, from its header; None for other files, or without a header."""
     if bytes(content[: len(_JPEG)]) != _JPEG:
         return None
     try:
@@ -159,13 +159,13 @@ def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def pixel_bytes(content: bytes | memoryview) -> int:
-    """Bytes that the first picture of a file takes while it is decoded, as its header says; 0 if it is none that is known."""
+    """Bytes that the first picture of a file takes while it is decoded, by its header; 0 if the format is unknown."""
     if (size := jpeg_size(content)) is not None:
         return 4 * size[0] * size[1]
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             return 4 * image.width * image.height * (_DEEP_TIMES if is_deep(image, content) else 1)
-    except Exception:  # Pillow lets the errors of its decoders out; who decodes it tells of them
+    except Exception:  # of any class, from a decoder of Pillow; decoding the image reports it
         return 0
 
 

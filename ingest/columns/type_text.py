@@ -60,11 +60,11 @@ def parse_type(text: str) -> pa.DataType:
     """Read a type: Arrow's own names (`int64`, `timestamp[s]`, `string`) and the nested forms that `type_text` writes.
 
     Raises:
-        ValueError: the text is no type.
+        ValueError: the text is not a type.
     """
     kind, rest = _parse(text.strip())
     if rest.strip():
-        raise ValueError(f"{text!r} is no Arrow type: {rest!r} is left over")
+        raise ValueError(f"{text!r} is not an Arrow type: {rest!r} is left over")
     return kind
 
 
@@ -132,4 +132,6 @@ def _parse_scalar(text: str) -> tuple[pa.DataType, str]:
     try:
         return pa.type_for_alias(aliases.get(name, name)), rest
     except ValueError as error:
-        raise ValueError(f"{name!r} is no Arrow type; examples: string, int64, float64, bool, timestamp[s], date32") from error
+        raise ValueError(
+            f"{name!r} is not an Arrow type; examples: string, int64, float64, bool, timestamp[s], date32"
+        ) from error

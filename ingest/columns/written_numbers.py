@@ -22,10 +22,10 @@ _DECIMAL = 'in CSV files data.csv: {{decimal: ","}} reads it'
 
 
 class WrittenNumbers(NamedTuple):
-    """What is said of a column of such texts."""
+    """Description of a column of such texts."""
 
     seen: str
-    """What they look like, with one of them."""
+    """The kind of number, with an example."""
     advice: str
 
 
@@ -62,7 +62,7 @@ _NOTATIONS = (
 
 
 def written_numbers(name: str, texts: pa.Array) -> WrittenNumbers | None:
-    """Tell numbers with a decimal comma, marks between thousands, a sign or too many digits; None for other texts."""
+    """Recognise numbers with a decimal comma, marks between thousands, a sign or too many digits; None for other texts."""
     cells = pc.utf8_trim_whitespace(texts.slice(0, _LOOKED_AT).cast(pa.string()))
     odd = cells.filter(pc.invert(pc.match_substring_regex(cells, r"^[+-]?[0-9]{0,18}(\.[0-9]+)?$")))
     for notation in _NOTATIONS if len(odd) else ():

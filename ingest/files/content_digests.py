@@ -1,4 +1,4 @@
-"""Has a local file changed? Its content's digest says, remembered for as long as size, times and inode stay the same.
+"""Has a local file changed? Its content's digest shows it, remembered for as long as size, times and inode stay the same.
 
 A touched or copied file has another time and the same rows; only its content should make a stage run again.
 """

@@ -20,7 +20,7 @@ __all__ = ["find_files"]
 
 
 def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(root directory, what the file system says of each file below it, by path). Raises FileNotFoundError if nothing is there.
+    """Return (root directory, path -> facts about each file below it). Raises FileNotFoundError if nothing is there.
 
     A link to nothing is listed, with `leads_nowhere`: it may be clutter.
 
@@ -96,7 +96,7 @@ def _below(fs: AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, 
 
 
 def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
-    """Paths of all that is no folder; `above` are the real paths of the folders around it, which a link may lead back to."""
+    """Yield all paths but folders; `above` are the real paths of the folders around it, which a link may lead back to."""
     real = os.path.realpath(folder)
     if real in above:
         return

@@ -13,12 +13,12 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def folder_columns(file: SourceFile) -> dict[str, str | None]:
-    """Column to value, as text, of every `name=value` folder between the location's root and the file."""
+    """Map column to value, as text, of every `name=value` folder between the location's root and the file."""
     return values_in_folders(file.name)
 
 
 def folder_type(file: SourceFile, column: str) -> str:
-    """Of a column in the folders' names, as text: a string, unless the file's table says more."""
+    """Return the type of a column in the folders' names, as text: string, unless the file's table declares another."""
     return dict(file.folder_types).get(column, "string")
 
 

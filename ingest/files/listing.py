@@ -65,7 +65,7 @@ _TABLE_FORMATS = {
     ),
     "Lance": ("_versions/*.manifest", "data.format: lance"),
 }
-"""Tables whose log says which of their files count: the names in the log, and what reads the rows."""
+"""Tables whose log lists the files that count: the names in the log, and the library that reads the rows."""
 
 _OTHER_FORMATS = {
     ".xlsx .xls .xlsb .ods": "set data.format: excel",
@@ -140,7 +140,7 @@ class SourceFile(Section):
     state: str = ""
     """Of a file that holds rows of a table or a query: which state of it was read, such as `version-12`."""
     folder_types: tuple[tuple[str, str], ...] = ()
-    """Columns in the folders' names with their types as text, where a table says them."""
+    """Columns in the folders' names with their types as text, where a table declares them."""
 
     @property
     def content(self) -> str | None:
@@ -165,10 +165,10 @@ class Listing(NamedTuple):
     files: list[SourceFile]
     """In the order train, validation, test, each by name."""
     left_out: list[str]
-    """Paths or URLs of files that a directory has besides, and that are no known clutter."""
+    """Paths or URLs of files that a directory has besides, except known clutter."""
 
-    def said_of_left_out(self) -> str:
-        """What to say of the files that are left out; empty if there are none."""
+    def describe_left_out(self) -> str:
+        """Describe the files that are left out; empty if all are read."""
         if not self.left_out:
             return ""
         first = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
@@ -296,7 +296,7 @@ def list_location(
         raise DataError(
             f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
-            next_step=_said_of_formats(found)
+            next_step=_describe_formats(found)
             or f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
@@ -308,7 +308,7 @@ def _name_below(root: str, full: str) -> str:
     return full[len(root) + 1 :] if full.startswith(f"{root}/") else posixpath.relpath(full, root)
 
 
-def _said_of_formats(found: Iterable[str]) -> str:
+def _describe_formats(found: Iterable[str]) -> str:
     """Which format reads such files, if one does, or how they come into one; empty if nothing is known of them."""
     extensions = {extension_of(full) for full in found} | {posixpath.splitext(full.lower())[1] for full in found}
     for named, advice in _OTHER_FORMATS.items():
@@ -345,7 +345,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         ]
     for format, log in logs:
         raise DataError(
-            f"{called}: {uri} is a {format} table, or a part of one ({log}): its log says which of its files count, "
+            f"{called}: {uri} is a {format} table, or a part of one ({log}): its log lists the files that count, "
             "and read by their names they would give deleted rows too",
             next_step=_TABLE_FORMATS[format][1],
         )
@@ -357,7 +357,7 @@ def _is_log(format: str, path: str) -> bool:
 
 
 def _log_in(fs: AbstractFileSystem, format: str, folder: str) -> str:
-    """The path of a log of such a table in the folder; empty if there is none, or the store lists no such folder."""
+    """The path of a log of such a table in the folder; empty if it has none, or the store lists no such folder."""
     with contextlib.suppress(OSError, ValueError, NotImplementedError):
         names = fs.ls(f"{folder}/{posixpath.dirname(_TABLE_FORMATS[format][0])}", detail=False)
         return next((name for name in names if _is_log(format, name)), "")
@@ -409,7 +409,7 @@ def _fingerprint(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> str
 
 
 def fingerprints_of(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> list[str]:
-    """What a store says of a file that changes with its content, the best first; of one in memory its content's digest."""
+    """Return facts of a store about a file that change with its content, the best first; in memory its content's digest."""
     if fs.protocol == "memory":  # its time is that of this process, which has put it there
         return [bytes_digest(fs.cat_file(path))]
     keys = ("ETag", "etag", "md5Hash", "blob_id", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -435,7 +435,7 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
 
 
 def _unanswered(uri: str) -> BaseException | None:
-    """What a server of http said or did instead of answering, which fsspec takes for a file that is not there."""
+    """Return the error of an http server that did not answer, which fsspec takes for a missing file."""
     if not uri.startswith(("http://", "https://")):
         return None
     fs, path = filesystem_of(uri)

@@ -191,7 +191,7 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
 
 
 class _Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
-    """As pyarrow's, where a store that fails is no damaged file, whatever of it a reader asks for."""
+    """As pyarrow's, except that the failure of a store is not taken for a damaged file."""
 
     def __init__(self, fs: Any, uri: str) -> None:
         super().__init__(fs)
@@ -251,7 +251,7 @@ def _region_of_bucket(bucket: str) -> str | None:
 
 
 def probe_endpoint(uri: str) -> None:
-    """Connect to a configured endpoint once, because S3 clients retry a dead one for 7 to 13 s before they say so.
+    """Connect to a configured endpoint once, because S3 clients retry a dead one for 7 to 13 s before they report it.
 
     Raises:
         ServiceError: nothing listens there.
@@ -281,7 +281,7 @@ def bucket_is_missing(uri: str) -> bool:
         fs.call_s3("head_bucket", Bucket=urlsplit(uri).netloc)
     except FileNotFoundError:
         return True
-    except Exception:  # a store that refuses the question says nothing about the bucket
+    except Exception:  # a refused question is not an answer about the bucket
         return False
     return False
 

@@ -22,7 +22,7 @@ _DIGEST_CHARS = 32
 
 @contextmanager
 def unchanged(files: Sequence[SourceFile], each: Callable[..., Iterable[Any]] = map) -> Iterator[None]:
-    """Refuse what the block made of `files`, all of one location, if one of them is not as it was listed. Runs anywhere.
+    """Refuse the result of the block of `files`, all of one location, if one of them is not as it was listed. Runs anywhere.
 
     A local file that was changed and put back within the block is noticed, too: its change time cannot be put back.
 
@@ -31,7 +31,7 @@ def unchanged(files: Sequence[SourceFile], each: Callable[..., Iterable[Any]] = 
 
     Raises:
         DataError: naming the first file that changed.
-        ServiceError: the store does not tell whether they did.
+        ServiceError: the store does not answer whether they did.
     """
     local = bool(files) and is_local(files[0].uri)
     before = list(map(_state, files)) if local else []

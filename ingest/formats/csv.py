@@ -43,7 +43,7 @@ _WINDOW_BYTES = 1 << 20
 
 
 class CsvFormat(Format):
-    """A header line, then commas, or tabs in .tsv and .tab, or what `data.csv` says; .gz, .bz2, .zst and .lz4 are unpacked."""
+    """A header line, then commas, or tabs in .tsv and .tab, or as in `data.csv`; .gz, .bz2, .zst and .lz4 are unpacked."""
 
     extensions = (".csv", ".tsv", ".tab")
     Options = CsvOptions
@@ -55,7 +55,7 @@ class CsvFormat(Format):
 
 
 class CsvReader(Reader):
-    """CSV as its options say: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
+    """CSV in the dialect of its options: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
 
     marks_unreadable = True
     hands_on_rows = True
@@ -145,7 +145,7 @@ class CsvReader(Reader):
             for name, seen in cells.items():
                 found, kind = read.get(name), self._types.get(name, seen.kind)
                 columns.append(self._typed(batch.column(name), kind) if found is None else found)
-        except pa.ArrowException:  # `tables` tells where
+        except pa.ArrowException:  # `tables` names the place
             keep(None)
         else:
             keep(pa.RecordBatch.from_arrays(columns, names=list(cells)))
@@ -195,7 +195,7 @@ class CsvReader(Reader):
             rows += batch.num_rows
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Say where the first value is that does not read as `kind`."""
+        """Describe the place of the first value that does not read as `kind`."""
         rows = 0
         for batch in self._text_batches(file, self._form.open(file), self._header(file), [column]):
             values = self._values(batch.column(column))
@@ -208,7 +208,7 @@ class CsvReader(Reader):
         return ""
 
     def _values(self, text: pa.Array) -> pa.Array:
-        """The cells of a column of no text, as Arrow reads them."""
+        """Return the cells of a column other than text, as Arrow reads them."""
         return self._null_words.without(self._form.pointed(text))
 
     def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -224,7 +224,7 @@ class CsvReader(Reader):
         return cast_array(values, kind)
 
     def _shown(self, value: str | None) -> str | None:
-        """A cell of `pointed` as the file has it."""
+        """Return a cell of `pointed` as the file has it."""
         return value if value is None else self._form.pointed(pa.array([value]))[0].as_py()  # type: ignore[no-any-return]
 
     def _header(self, file: SourceFile) -> list[str]:
@@ -236,7 +236,7 @@ class CsvReader(Reader):
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
         if what := looks_like(file) if b"\0" in head[:512] or head[:4] in (b"PAR1", b"<!DO", b"<htm") else "":
-            advice = "say so: data.csv: {encoding: utf-16}" if what == "UTF-16 text" else ""
+            advice = "set data.csv: {encoding: utf-16}" if what == "UTF-16 text" else ""
             raise DataError(f"{file.uri}: this is {what}, not CSV", next_step=advice)
         text = head.decode("utf-8-sig", errors="replace")
         if self._form.options.header:
@@ -254,7 +254,7 @@ class CsvReader(Reader):
         if odd := next((name for name in header if "\ufffd" in name), None):
             raise DataError(
                 f"{file.uri}: the column name {odd!r} in its first line is not UTF-8",
-                next_step="say how it is written, as in data.csv: {encoding: latin1}",
+                next_step="set its encoding, as in data.csv: {encoding: latin1}",
             )
         repeated = sorted({name for name in header if header.count(name) > 1})
         if repeated:
@@ -272,7 +272,7 @@ class CsvReader(Reader):
     def _raw_batches(
         self, file: SourceFile, stream: pa.NativeFile | _LineCounter, header: list[str], wanted: list[str], *, is_first: bool
     ) -> Iterator[pa.RecordBatch]:
-        """All cells as text. An empty cell is null, an empty pair of quotes is empty text."""
+        """Yield all cells as text. An empty cell is null, an empty pair of quotes is empty text."""
         batches = arrow_csv.open_csv(
             stream,
             read_options=arrow_csv.ReadOptions(
@@ -307,7 +307,7 @@ class CsvReader(Reader):
         *,
         is_first: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """As `_raw_batches`; what is wrong is named by its line."""
+        """As `_raw_batches`; a problem is named by its line."""
         try:
             yield from self._raw_batches(file, stream, header, wanted, is_first=is_first)
         except UnicodeError as error:
@@ -316,7 +316,7 @@ class CsvReader(Reader):
             if place := self._bad_bytes(file):
                 raise DataError(
                     f"{file.uri}: {place}",
-                    next_step="repair the line; or say the encoding of the files: data.csv: {encoding: cp1252}",
+                    next_step="repair the line; or set the encoding of the files: data.csv: {encoding: cp1252}",
                 ) from error
             problems = self._broken_records(file, header) or _long_records(self._form, file)
             problems = problems or [" ".join(str(error).split())]
@@ -331,7 +331,7 @@ class CsvReader(Reader):
             return bad_utf8(stream)
 
     def _refuse_utf8(self, file: SourceFile) -> None:
-        """One file of UTF-8 among others would go unseen, since all of its bytes are letters of the others' encoding."""
+        """Refuse a file of UTF-8 among others: it would pass unseen, since its bytes are letters of the others' encoding."""
         named = self._form.options.encoding
         if not self._form.has_one_byte_letters:
             return
@@ -348,7 +348,7 @@ class CsvReader(Reader):
         return DataError(f"{file.uri}: is not {named}: {error}", next_step="correct data.csv: {encoding: ...}")
 
     def _broken_records(self, file: SourceFile, header: list[str]) -> list[str]:
-        """Go through the file with Python's strict parser, 10 times slower, to learn the lines.
+        """Go through the file with Python's strict parser, 10 times slower, to find the lines.
 
         Raises:
             DataError: all of them are of one kind: they end with a delimiter that the header does not have.
@@ -385,7 +385,7 @@ class CsvReader(Reader):
         return found
 
     def _place(self, file: SourceFile, row: int, value: object) -> str:
-        """`line 12 holds 'abc'`, for a row counted from 0."""
+        """Format `line 12 holds 'abc'`, for a row counted from 0."""
         start = self.lines(file, (row,)).get(row)
         place = f"row {row} (from 0)" if start is None else f"line {start} (row {row} from 0)"
         return f"{place} holds {shorten(value)}"

@@ -1,6 +1,6 @@
-"""How is a CSV file written: its delimiter, quotes, encoding, decimal mark, header, and what is no row of it?
+"""How is a CSV file written: its delimiter, quotes, encoding, decimal mark, header, and the lines that are not rows?
 
-The pipeline file says so; nothing is guessed. Whatever the encoding, what `Dialect.open` gives is UTF-8, with lines that are no
+The pipeline file declares it; nothing is guessed. Whatever the encoding, `Dialect.open` gives UTF-8, with lines that are not
 rows made empty, so that line numbers stay those of the file.
 """
 
@@ -32,7 +32,7 @@ _MAX_FIELD_CHARS = (1 << 31) - 1
 
 
 class CsvOptions(Section):
-    """How the files are written. Nothing of it is guessed; an error says what a file looks like."""
+    """How the files are written. Nothing of it is guessed; an error describes what a file looks like."""
 
     delimiter: Sign | None = None
     """What separates the fields. Without it a comma, and a tab in files named .tsv or .tab."""
@@ -47,10 +47,10 @@ class CsvOptions(Section):
     header: list[str] | None = Field(default=None, min_length=1)
     """The names of all columns, for files that have no header line."""
     comment: Sign | None = None
-    """A line that begins with it, outside quotes, is no row."""
+    """A line that begins with it, outside quotes, is not a row."""
     nulls: list[str] | None = None
     """Words for a missing value in any column, also of text. Without it those of pandas (`NA`, `null`, `NaN`, ...) count as
-    missing in columns that are no text. An empty field is always missing."""
+    missing in columns other than text. An empty field is always missing."""
     skip_rows: NonNegativeInt = 0
     """Lines before the header (or the first row) to leave out."""
 
@@ -60,23 +60,23 @@ class CsvOptions(Section):
         try:
             codecs.lookup(name)
         except LookupError as error:
-            raise ValueError(f"{name!r} is no encoding that Python knows") from error
+            raise ValueError(f"{name!r} is not an encoding that Python knows") from error
         return name
 
 
 class Dialect:
-    """The options at work."""
+    """Apply the options to files."""
 
     def __init__(self, options: CsvOptions) -> None:
         self.options = options
         self.null_words = NULL_WORDS if options.nulls is None else pa.array(["", *options.nulls], pa.string())
 
     def delimiter(self, file: SourceFile) -> str:
-        """What separates the fields of `file`."""
+        """Return the sign between the fields of `file`."""
         return self.options.delimiter or ("\t" if extension_of(file.name) in (".tsv", ".tab") else ",")
 
     def can_be_cut(self, file: SourceFile) -> bool:
-        """Whether reading may begin at any record: what is around one tells where it begins, and its bytes are the text's."""
+        """Whether reading may begin at any record: its begin is found from the bytes around it, which are the text's."""
         of = self.options
         plain = of.escape is None and of.comment is None and not of.skip_rows
         return plain and codecs.lookup(of.encoding).name == "utf-8" and can_be_cut(file.uri)
@@ -97,7 +97,7 @@ class Dialect:
         return io.BufferedReader(_OnlyRows(file.uri, stream, self.options), _BLOCK_BYTES)
 
     def records(self, file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
-        """(first line of the record from 1, its fields, what is wrong with it) for every record, the header included."""
+        """Yield (first line of the record from 1, its fields, its problem) of every record, the header included."""
         # The limit is one for the process and 128 KiB by default, less than one long text.
         csv.field_size_limit(_MAX_FIELD_CHARS)
         with self.open(file) as stream, io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="") as text:
@@ -119,16 +119,16 @@ class Dialect:
                         )
 
     def parsed(self, file: SourceFile, text: io.TextIOBase, *, strict: bool = False) -> Any:
-        """Python's parser of the text."""
+        """Return Python's parser of the text."""
         of = self.options
         return csv.reader(text, delimiter=self.delimiter(file), quotechar=of.quote, escapechar=of.escape, strict=strict)
 
     def without_nulls(self, text: pa.Array) -> pa.Array:
-        """The cells of a column of any type, with the words of `nulls` made null."""
+        """Replace the words of `nulls` by null, in a column of any type."""
         return text if self.options.nulls is None else pc.if_else(pc.is_in(text, self.null_words), None, text)
 
     def pointed(self, text: pa.Array) -> pa.Array:
-        """The cells with a point as decimal mark; points become commas, which no number has. Twice gives what it was."""
+        """Swap decimal commas and points, so that numbers have a point. Twice gives the original."""
         if self.options.decimal == ".":
             return text
         held = pc.replace_substring(text, ",", "\0")
@@ -149,7 +149,7 @@ class _OnlyRows(io.RawIOBase):
         self.emptied = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:

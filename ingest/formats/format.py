@@ -22,7 +22,7 @@ __all__ = ["Format", "Origin", "RowParts"]
 
 
 class RowParts(NamedTuple):
-    """Rows that are no files, cut so that several threads or machines can read them."""
+    """Rows from elsewhere than files, cut so that several threads or machines can read them."""
 
     root: str
     """The folder or URL that the rows are read from."""
@@ -32,7 +32,7 @@ class RowParts(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Rows that are no files, before they are read."""
+    """Rows from elsewhere than files, before they are read."""
 
     identity: Any
     """JSON that is the same as long as the rows are: they are read again when it changes."""
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 class Format(Protocol):
     """One file format. Derive from it, so that what you leave out has its default.
 
-    The docstring says what the files hold, in a line; it becomes part of the reference of `data.format`. An object is made
+    The docstring describes the files, in a line; it becomes part of the reference of `data.format`. An object is made
     without arguments, in the driver and in every Ray worker that reads or prepares rows.
     """
 
@@ -60,15 +60,15 @@ class Format(Protocol):
     """Endings of file names in lower case, with the dot: which files of a directory are read. `.gz`, `.bz2`, `.zst` and
     `.lz4` may follow them; `open_stream` (penstock.ingest.files.opening) unpacks these."""
     Options: ClassVar[type[Section] | None] = None
-    """What the pipeline file may say under `data.NAME`, or None. Its docstring and those of its fields become the reference."""
+    """The options of `data.NAME` in the pipeline file, or None. Its docstring and those of its fields become the reference."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Distributions that decide how its files are read, besides pyarrow: their versions are part of the keys, and each node of
     a cluster is asked for the same ones."""
     is_kept: ClassVar[bool] = False
     """Whether `data.train` names no files, but rows that are written to the storage first: then `origin` is asked for them."""
     pins: ClassVar[tuple[str, ...]] = ()
-    """Options that say which state of the source is read, where `is_kept`: predictions read the newest, whatever a model was
-    trained on."""
+    """Options that name the state of the source that is read, where `is_kept`: predictions read the newest, whatever a
+    model was trained on."""
     folder_columns: ClassVar[bool] = True
     """Whether a folder named `month=2011-01` gives its files a column `month`."""
     identity: ClassVar[tuple[str, ...]] = ()
@@ -83,10 +83,10 @@ class Format(Protocol):
     """Columns of text, such as the file's name, that transforms may use and training does not see."""
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """Find rows that are no files, where `is_kept`. Runs in the driver whenever the sources are listed.
+        """Find rows from elsewhere than files, where `is_kept`. Runs in the driver whenever the sources are listed.
 
         Args:
-            target: what `data.train`, or another split, says.
+            target: the value of `data.train`, or another split.
             base_dir: the folder of the pipeline file.
 
         Raises:

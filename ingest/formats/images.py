@@ -1,4 +1,4 @@
-"""How do images in class folders become rows, and how is one told that cannot be decoded to its end?"""
+"""How do images in class folders become rows, and how is one recognised that cannot be decoded to its end?"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class JsonReader(Reader):
         return FileFacts(columns, sum(part.rows for part in parts))
 
     def _seen(self, file: SourceFile, blocks: Iterator[Block], keep: Keep | None) -> tuple[FileFacts, int]:
-        """What the blocks tell, and how many lines they have."""
+        """Return the facts of the blocks, and how many lines they have."""
         rows = lines = 0
         columns: dict[str, pa.DataType] = {}
         for block in blocks:
@@ -128,7 +128,7 @@ class JsonReader(Reader):
         return FileFacts(columns, rows), lines
 
     def _as_read(self, table: pa.Table) -> pa.Table | None:
-        """The columns that are read; None where text is a time here, which it is not in `tables`."""
+        """Select the columns that are read; None where text is a time here, which it is not in `tables`."""
         table = table.select([name for name in table.column_names if self._columns is None or name in self._columns])
         same = all(field.type == _without_times(canonical_type(field.type)) for field in table.schema)
         return table if same else None
@@ -146,7 +146,7 @@ class JsonReader(Reader):
             yield from rows_between(tables, cut.row, first_row, end)
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Say on which line the first value is that is of another kind."""
+        """Describe the line of the first value that is of another kind."""
         for block in self._blocks(file):
             for number, text in _lines(block):
                 value = json.loads(text).get(column)
@@ -283,7 +283,7 @@ def _has_floats(kind: pa.DataType) -> bool:
 
 
 def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
-    """The integers in `value` that are no double, where the column's type says double."""
+    """Yield the integers in `value` that a double would round, where the column's type is a double."""
     if isinstance(value, list) and pa.types.is_list(kind):
         for item in value:
             yield from _rounded(item, kind.value_type)

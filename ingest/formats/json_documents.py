@@ -1,6 +1,6 @@
 """How does JSON that is not one object a line, but one array or objects over several lines, become lines of one object each?
 
-The text of an object is kept as it is, so integers stay exact, but for its line breaks: within JSON they can only stand between
+The text of an object is kept as it is, so integers stay exact, but for its line breaks: within JSON they can only be between
 values. About a block is in memory at once, and never less than one object.
 """
 
@@ -20,7 +20,7 @@ from penstock.messages import shorten
 __all__ = ["Block", "object_lines", "spans_lines"]
 
 _OBJECT_CHARS = 1 << 29
-"""An object is refused beyond so many: a file that never ends its first one is none of rows."""
+"""An object is refused beyond so many: a file that never ends its first one does not hold rows."""
 
 _CUT_CHARS = 16
 """An error so near to the end of what was read may come from the end, such as half an escape, or of `true`."""
@@ -44,13 +44,13 @@ def spans_lines(head: bytes) -> bool:
 
 
 def object_lines(uri: str, head: bytes, stream: pa.NativeFile, block_bytes: int) -> Iterator[Block]:
-    """Yield the objects of one array, or those that stand one after the other.
+    """Yield the objects of one array, or those that follow one another.
 
     Args:
         head: what was read of the stream already.
 
     Raises:
-        DataError: it is not JSON, an element is no object, or the file is cut off; names the line.
+        DataError: it is not JSON, an element is not an object, or the file is cut off; names the line.
     """
     text = _Text(uri, head, stream, block_bytes)
     in_array = text.next_char() == "["
@@ -78,7 +78,7 @@ def object_lines(uri: str, head: bytes, stream: pa.NativeFile, block_bytes: int)
             raise text.problem("cut off: the array that the file begins with has no end")
         text.position += 1
         if text.next_char():
-            raise text.problem("something stands behind the array's end")
+            raise text.problem("something follows the array's end")
     if objects:
         yield Block("\n".join(objects).encode(), lines, len(lines))
 
@@ -98,7 +98,7 @@ class _Text:
         self._take(head.removeprefix(codecs.BOM_UTF8))
 
     def next_char(self) -> str:
-        """The next character that is no blank, at `position`; empty at the end of the file."""
+        """Return the next character that is not blank, at `position`; empty at the end of the file."""
         while True:
             self.position = _BLANK.match(self._held, self.position).end()  # type: ignore[union-attr]
             if self.position < len(self._held):
@@ -117,9 +117,9 @@ class _Text:
                 if cut and len(self._held) - self.position < _OBJECT_CHARS and self._more(wanted):
                     wanted *= 2  # so that a large object is not tried again after every block
                     continue
-                said = "cut off within" if cut and self._ended else "not JSON in"
+                where = "cut off within" if cut and self._ended else "not JSON in"
                 at = self._line_here() + self._held.count("\n", self.position, error.pos)
-                raise self.problem(f"{said} object {self.objects} (from 0): {error.msg} in line {at}") from error
+                raise self.problem(f"{where} object {self.objects} (from 0): {error.msg} in line {at}") from error
             if not isinstance(value, dict):
                 raise self.problem(f"holds {shorten(value)}, not an object {{...}}, as row {self.objects} (from 0)")
             line, text = self._line_here(), self._held[self.position : end]

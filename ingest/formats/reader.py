@@ -1,4 +1,4 @@
-"""What does every file format have to offer, and what is a file really, whatever its name says?"""
+"""What does a reader of a file format offer, and of which kind is a file really, whatever its name?"""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class MostlyNumbers(NamedTuple):
     numbers: int
     values: int
     first_text: str
-    """Where the first value that is no number is, and what it holds; empty if there is none."""
+    """The place of the first value that is not a number, and what it holds; empty if all are numbers."""
 
 
 class FileFacts(NamedTuple):
-    """What one look through a file tells."""
+    """The result of one look through a file."""
 
     columns: Mapping[str, pa.DataType]
     """Canonical types (penstock.ingest.columns.casts), in the file's order."""
@@ -93,7 +93,7 @@ class FileFacts(NamedTuple):
 
 
 class PartFacts(NamedTuple):
-    """What one look through a part of a file tells."""
+    """The result of one look through a part of a file."""
 
     rows: int
     lines: int
@@ -130,19 +130,19 @@ class Reader(Protocol):
         Raises:
             DataError: the file is damaged or of another kind; names the place of the first thing wrong. Of several files with
                 problems all are reported.
-            ServiceError: a store stopped answering (`read_problem` of penstock.ingest.files.opening tells which it is).
+            ServiceError: a store stopped answering (`read_problem` of penstock.ingest.files.opening decides between the two).
         """
 
     def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
         """Bytes at which parts of about `part_bytes` begin that can be inspected apart, from 0 on; empty: it cannot be cut.
 
         Raises:
-            Exception: whatever; the file is then inspected as a whole, which tells what is wrong with it.
+            Exception: any; the file is then inspected as a whole, which finds its problems.
         """
         return []
 
     def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """Look through the bytes from `begin` to `end`, which `part_starts` gave. None: the whole file tells more.
+        """Look through the bytes from `begin` to `end`, which `part_starts` gave. None: the whole file must be inspected.
 
         Raises:
             Exception: as `part_starts`.
@@ -159,7 +159,7 @@ class Reader(Protocol):
         return self.inspect(file) if span is None else self.inspect_part(file, *span)
 
     def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
-        """What `inspect` would tell of the whole file, or None if the parts do not tell it."""
+        """Join the facts of the parts to those of the whole file, as `inspect` finds them; None if they do not suffice."""
         return None
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
@@ -175,11 +175,11 @@ class Reader(Protocol):
         """
 
     def rows(self, files: Sequence[SourceFile], schema: pa.Schema) -> pa.Table:
-        """The rows of files that are one row each, together; raises as `tables`. To override where a table each costs much."""
+        """Read files that are one row each, together; raises as `tables`. To override where a table each costs much."""
         return pa.concat_tables([next(self.tables(file, schema, 1)) for file in files])
 
     def pieces(self, file: SourceFile, piece_bytes: int) -> list[tuple[int, int]]:
-        """Where a large file can be read in pieces of about so many bytes, by `piece`: the first row of each, and its end.
+        """Return first row and end of the pieces, of about so many bytes, in which `piece` can read a large file.
 
         Empty where it can only be read from its beginning.
         """
@@ -193,7 +193,7 @@ class Reader(Protocol):
         return iter(())
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Say where the first value of `column` is that does not read as `kind`, and what it holds: `line 3 holds 'x'`.
+        """Describe the first value of `column` that does not read as `kind`: `line 3 holds 'x'`.
 
         It is called where files disagree on a type. Empty if there is no such place, as where the files declare their types.
         """
@@ -205,12 +205,12 @@ class Reader(Protocol):
 
 
 def last_cut(file: SourceFile, row: int) -> Cut:
-    """Where reading begins for `row`."""
+    """Return the last cut at or before `row`, where reading begins."""
     return max((cut for cut in file.cuts if cut.row <= row), default=Cut(0, 0, 1))
 
 
 def rows_between(tables: Iterator[pa.Table], at_row: int, first_row: int, end: int) -> Iterator[pa.Table]:
-    """The rows from `first_row` to `end` of tables whose first row is `at_row`; no table is read that holds none of them."""
+    """Yield the rows from `first_row` to `end` of tables whose first row is `at_row`; no later table is read."""
     if end <= first_row:
         return
     for table in tables:
@@ -249,7 +249,7 @@ def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int
 
 
 def looks_like(file: SourceFile) -> str:
-    """What the first bytes say the file is; empty if they say nothing."""
+    """Describe the kind of file by its first bytes; empty if they are of no known kind."""
     with open_input(file.uri) as stream:
         head = stream.read(512)
     for magic, what in _MAGIC:
@@ -257,7 +257,7 @@ def looks_like(file: SourceFile) -> str:
             return what
     if b"\0" in head:
         return "binary data"
-    # A cut character at the end of the head is no sign of binary data.
+    # A cut character at the end of the head does not mean binary data.
     return "text" if head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1] else ""
 
 
@@ -279,7 +279,7 @@ _AGAIN = "write or fetch the file again, or leave it out with a glob (data.train
 
 
 def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:
-    """The columns of a file that declares them, in canonical types. Raises DataError if a name is there twice."""
+    """Return the columns of a file that declares them, in canonical types. Raises DataError if a name is there twice."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise DataError(f"{file.uri}: column {repeated[0]!r} is there twice")

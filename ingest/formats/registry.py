@@ -49,7 +49,7 @@ def format_named(name: str) -> Format:
     """The format of that name.
 
     Raises:
-        SpecError: there is none; the message lists those there are.
+        SpecError: the name is unknown; the message lists the known ones.
         PreflightError: its package cannot be imported, or adds something else than a format.
     """
     found = FORMATS.get(name)

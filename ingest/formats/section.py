@@ -85,8 +85,8 @@ def described_data_spec() -> type[DataSpec]:
         with contextlib.suppress(PreflightError):  # a package that is broken stops only a file that uses it
             data_spec((name,))
             formats[name] = format_named(name)
-    said = [f"`{name}` ({', '.join(form.extensions)}): {_first_line(form)}" for name, form in formats.items()]
-    field = Field(description=" ".join(["Format of every source file.", *said]))
+    described = [f"`{name}` ({', '.join(form.extensions)}): {_first_line(form)}" for name, form in formats.items()]
+    field = Field(description=" ".join(["Format of every source file.", *described]))
     names: Any = Literal[tuple(formats)]
     return create_model("DataSpec", __base__=data_spec(tuple(formats)), __doc__=DataSpec.__doc__, format=(names, field))
 

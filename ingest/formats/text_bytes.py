@@ -1,4 +1,4 @@
-"""Where is a text file not UTF-8, and is one UTF-8 that is said to be something else?"""
+"""Where is a text file not UTF-8, and is one UTF-8 although another encoding is declared?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 def bad_utf8(stream: pa.NativeFile) -> str:
-    """Line, byte and likely encoding of the first bytes that are not UTF-8; empty if all is well."""
+    """Describe line, byte and likely encoding of the first bytes that are not UTF-8; empty if all are."""
     line, offset = 1, 0
     for block in read_characters(stream, _BLOCK_BYTES):
         _, problem = decode_block(block, line, offset)
@@ -25,7 +25,7 @@ def bad_utf8(stream: pa.NativeFile) -> str:
 
 
 def misread(stream: pa.NativeFile, encoding: str) -> tuple[str, str] | None:
-    """The first letter beyond ASCII of a file that is UTF-8 after all, and what it reads as in `encoding`; None of others."""
+    """Return the first letter beyond ASCII of a file that is UTF-8 after all, and how it reads in `encoding`; else None."""
     letter = ""
     for block in read_characters(stream, _BLOCK_BYTES):
         text, problem = ("", "") if block.isascii() else decode_block(block, 1, 0)
@@ -36,7 +36,7 @@ def misread(stream: pa.NativeFile, encoding: str) -> tuple[str, str] | None:
 
 
 def decode_block(block: bytes, first_line: int, offset: int) -> tuple[str, str]:
-    """(text, what is wrong). `first_line` counts from 1; `offset` is the block's first byte in the file."""
+    """Return (text, problem). `first_line` counts from 1; `offset` is the block's first byte in the file."""
     try:
         return block.decode("utf-8"), ""
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""What do the files of a source say of themselves? Every file is looked through once: by Ray where there is much to read.
+"""Which columns, types and rows do the files of a source have? Every file is inspected once, by Ray if there is much to read.
 
-A large file is looked through in parts. Where the parts do not tell what the whole would, because of types that disagree or of
-a quote that reaches over a cut, the file is looked through as a whole, and that is what counts.
+A large file is looked through in parts. Where the parts do not suffice, because of types that disagree or of a quote
+that reaches over a cut, the file is looked through as a whole, and that is what counts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Piece = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Look:
-    """What one task looks through: some files, or a part of one."""
+    """Some files, or a part of one, that one task looks through."""
 
     files: tuple[tuple[int, SourceFile], ...]
     """Each with its number."""
@@ -74,7 +74,7 @@ _Found = tuple[_Look, list[FileFacts | PenstockError | PartFacts | None]]
 
 
 def is_much(data: DataSpec, files: Sequence[SourceFile]) -> bool:
-    """Whether looking through the files is worth a cluster."""
+    """Whether a cluster looks through the files sooner than this machine."""
     of_files = not format_of(data).is_kept and reader_of(data).inspects_rows
     return of_files and sum(file.size_bytes for file in files) >= MUCH_BYTES
 
@@ -88,7 +88,7 @@ def inspect_files(
     *,
     keep: bool = False,
 ) -> list[FileFacts | PenstockError]:
-    """Look through every file: its facts, or what is wrong with it.
+    """Look through every file: its facts, or its problem.
 
     Args:
         parallel: where that is done; None for threads of this process.
@@ -126,7 +126,7 @@ def inspect_head(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES 
 
 
 def glance(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES // 16) -> FileFacts | None:
-    """What the beginning of a file says; None where more has to be looked through to tell, or there is something wrong."""
+    """Inspect the beginning of a file; None where more of it would be needed, or it has a problem."""
     head = None if reader.missing_is_null else _head(reader, file, head_bytes)
     if head is None and (file.size_bytes < 2 * head_bytes or not reader.inspects_rows):
         looked = inspect_file(reader, file)
@@ -139,7 +139,7 @@ def _head(reader: Reader, file: SourceFile, head_bytes: int) -> FileFacts | None
         starts = reader.part_starts(file, head_bytes) if file.size_bytes >= 2 * head_bytes else []
         part = reader.inspect_part(file, 0, starts[1]) if len(starts) > 1 else None
         return reader.joined(file, [part]) if part is not None else None
-    except Exception:  # the whole file tells more of it
+    except Exception:  # inspecting the whole file names the problem
         return None
 
 
@@ -152,7 +152,7 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
     try:
-        # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
+        # Of a file of one row it counts only whether it can be read; asking a store again for each would double the time.
         with (
             keep_parsed(keep_for if reader.hands_on_rows else None, file) as copy,
             unchanged(() if reader.one_row_per_file else (file,)),
@@ -195,7 +195,7 @@ def threads_for(files: Sequence[SourceFile]) -> int:
 
 
 def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict[int, list[tuple[int, int]]]:
-    """Where large files are cut, by their numbers."""
+    """Return where large files are cut, by their numbers."""
     large = [(number, file) for number, file in enumerate(files) if file.size_bytes >= 2 * part_bytes]
     if reader.one_row_per_file or not large:
         return {}
@@ -203,7 +203,7 @@ def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict
     def spans(file: SourceFile) -> list[tuple[int, int]]:
         try:
             starts = reader.part_starts(file, part_bytes)
-        except Exception:  # looking through it tells what is wrong
+        except Exception:  # looking through it names the problem
             return []
         return list(pairwise([*starts, file.size_bytes])) if len(starts) > 1 else []
 
@@ -215,7 +215,7 @@ def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict
 def _looks(
     files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], look_bytes: int, look_files: int
 ) -> Iterator[_Look]:
-    """What is looked through at once: parts of large files, and small files together."""
+    """Yield the work of each task: parts of large files, and small files together."""
     for number, cut in spans.items():
         yield from (_Look(((number, files[number]),), span) for span in cut)
     held: list[tuple[int, SourceFile]] = []
@@ -259,12 +259,12 @@ def _look(data: DataSpec, keep: bool, look: _Look) -> _Found:
             if part is None and copy is not None:
                 copy.abandon()
         return look, [part]
-    except Exception:  # the whole file is looked through then, and told of
+    except Exception:  # the whole file is looked through then, and its problem reported
         return look, [None]
 
 
 def _joined(reader: Reader, file: SourceFile, found: dict[int, PartFacts | None]) -> FileFacts | None:
-    """What the parts tell of the file, and where it can be read from; None if that takes another look."""
+    """Join the facts of a file's parts, and where it can be read from; None if that takes another look."""
     parts = [part for _, part in sorted(found.items()) if part is not None]
     facts = reader.joined(file, parts) if len(parts) == len(found) else None
     if facts is None:

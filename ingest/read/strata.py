@@ -60,7 +60,7 @@ def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: Sou
     only_test = data.model_copy(update={"validation": None, "folds": None})
     for batch in iterate_rows(data, snapshot, [file], _BATCH_ROWS):
         table = batch.table if batch.unreadable is None else batch.table.filter(batch.unreadable.is_null())
-        if by_time:  # what the test split has taken is no part of the shares
+        if by_time:  # rows of the test split do not count for the shares
             table = table.filter(pa.array(split_codes(only_test, table, batch.files) == SPLITS.index("train")))
         hashes.append(hash_positions(data, table, batch.files, deal))
         classes.append(class_hashes(data, table, column))
@@ -68,7 +68,7 @@ def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: Sou
     values = np.unique(of_class)
     if len(values) > _MAX_CLASSES:
         raise DataError(
-            f"data.{deal.split}.stratify: {file.uri} has {len(values):,} values of {column!r}, which is no column of classes",
+            f"data.{deal.split}.stratify: {file.uri} has {len(values):,} values of {column!r}, which is not a class column",
             next_step=f"stratify by a column of at most {_MAX_CLASSES:,} classes",
         )
     strata = {str(value): _ends(np.sort(positions[of_class == value]), deal, file.name, value) for value in values.tolist()}

@@ -25,7 +25,7 @@ _NAMED_FILES = 3
 
 
 def given_types(data: DataSpec) -> dict[str, pa.DataType]:
-    """`data.types` as Arrow types. Raises SpecError listing every one that is none."""
+    """`data.types` as Arrow types. Raises SpecError listing every text that is not a type."""
     types, problems = {}, []
     for name, text in data.types.items():
         try:
@@ -86,7 +86,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         if name == data.label and name not in types and (mixed := _classes_and_numbers(files, found)):
             raise DataError(
                 f"the label {name!r} is {mixed}: integers alone would be classes, and together they are a quantity",
-                next_step=f"say which: data.types: {{{in_yaml(name)}: int64}} for classes, "
+                next_step=f"set it: data.types: {{{in_yaml(name)}: int64}} for classes, "
                 f"{{{in_yaml(name)}: float64}} for a quantity",
             )
         if kind is None:
@@ -209,7 +209,7 @@ def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
 
 
 def _type_to_set(kinds: list[pa.DataType]) -> str:
-    """The type of `data.types` as which a column may be read whose files disagree; "" where there is none."""
+    """The type of `data.types` as which a column may be read whose files disagree; "" where no type does."""
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
     if all(map(_is_whole, kinds)):
         return "int64"
@@ -234,14 +234,14 @@ def _cure(to_set: dict[str, str], rows_named: bool, missing: bool) -> str:
             "file lacks one: data.missing_columns: null"
         )
     if whole:
-        cures.append(f"say as which type integers are read, if it holds all of them: data.types: {{{whole}}}")
+        cures.append(f"set a type for the integers that holds all of them: data.types: {{{whole}}}")
     if text:
         cures.append(
             f"{'repair the rows named above, or ' if rows_named else ''}read the columns as text: data.types: {{{text}}}; or "
             "give such columns their type there and set the rows aside (data.invalid: quarantine)"
         )
     if lists:
-        cures.append(f"say as which type lists are read: data.types: {{{lists}}}")
+        cures.append(f"set a type for the lists: data.types: {{{lists}}}")
     if rest:
         cures.append(f"write the files again with one type of {rest} that can be read, or leave it out of data.columns")
     return "; ".join(cures)

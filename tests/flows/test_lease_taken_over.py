@@ -152,7 +152,7 @@ def test_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_of_it
     monkeypatch.setattr(predict_flow, "StopRequest", make)
     monkeypatch.setattr(predict_flow, "fetch_model", lambda *_: model)
     monkeypatch.setattr(predict_flow, "ask", lambda *_: asked)
-    monkeypatch.setattr(predict_flow, "list_input", lambda _: SimpleNamespace(said_of_left_out=lambda: "", files=[]))
+    monkeypatch.setattr(predict_flow, "list_input", lambda _: SimpleNamespace(describe_left_out=lambda: "", files=[]))
     monkeypatch.setattr(predict_flow, "plan", lambda *_: plan)
     monkeypatch.setattr(predict_flow, "score", lambda *_: lose(requests[0], made_of_it))
     request = PredictRequest(model="m", input=str(tmp_path / "in"), output=str(tmp_path / "out"), state_dir=str(tmp_path))

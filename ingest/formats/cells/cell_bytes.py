@@ -31,7 +31,7 @@ class WordBytes:
 
 
 class CellBytes:
-    """The bytes of a column of text cells. Nulls are no cells.
+    """The bytes of a column of text cells. Nulls do not count as cells.
 
     Args:
         text: string, one chunk.

@@ -61,14 +61,14 @@ _TRIED_FIRST = 16
 
 
 class NullWords:
-    """Words for "no value" in a column that is no text."""
+    """Words for "no value" in a column other than text."""
 
     def __init__(self, words: pa.Array = NULL_WORDS) -> None:
         self.words = words
         self._bytes = WordBytes(words)
 
     def without(self, text: pa.Array, cells: CellBytes | None = None) -> pa.Array:
-        """The cells, with those that mean "no value" made null."""
+        """Replace cells that mean "no value" by null."""
         if not (cells or CellBytes(text)).may_hold(self._bytes):
             return text
         absent = pc.is_in(text, self.words)
@@ -93,10 +93,10 @@ class CellTypes:
         return self.values > self.numbers >= self.values * _MOSTLY
 
     def see(self, text: pa.Array, first_row: int) -> pa.Array | None:
-        """Take in the next cells of the column, whose first one is row `first_row`.
+        """Take the next cells of the column, whose first one is row `first_row`.
 
         Returns:
-            What they read as in the type that the column has now, where they were cast to find it as they stand; else None.
+            The cells in the type that the column has now, if they were cast as they are to find it; else None.
         """
         cells = CellBytes(text)
         values = self._null_words.without(text, cells)
@@ -128,7 +128,7 @@ class CellTypes:
 
 
 def joined_types(parts: Sequence[tuple[int, CellTypes]], null_words: NullWords) -> CellTypes | None:
-    """What one look at all cells of a column would tell, from looks at its parts; None where that takes the cells themselves.
+    """Join looks at the parts of a column to a look at all of it; None where that takes the cells themselves.
 
     Args:
         parts: each with the row that it begins at, in their order.
@@ -174,7 +174,7 @@ def _are_numbers(text: pa.Array, cells: CellBytes) -> np.ndarray:
 
 
 def _fits(values: pa.Array, cells: CellBytes, kind: pa.DataType) -> tuple[bool, pa.Array | None]:
-    """Whether the cells read as `kind`, and what they read as if they were cast as they stand."""
+    """Whether the cells read as `kind`, and the cast cells if they were cast as they are."""
     if kind in (pa.int64(), pa.float64()) and _any_like(values, cells, _DIGITS_OF_A_NAME):
         return False, None
     if kind == pa.bool_():

@@ -38,7 +38,7 @@ def record_start(window: bytes, fields: int, delimiter: str, quote: str) -> int 
 
 
 class QuoteCheck:
-    """Reads bytes from the begin of a record on. After the last of them `is_sure` says whether they end with a record.
+    """Reads bytes from the begin of a record on. After the last of them `is_sure` is whether they end with a record.
 
     It is also false where that cannot be known, as of a quote in the middle of a field.
     """
@@ -55,7 +55,7 @@ class QuoteCheck:
         """A byte that is judged by the one after it."""
 
     def see(self, block: bytes) -> None:
-        """Take in the next bytes; none at the end."""
+        """Take the next bytes; empty at the end."""
         if self._before == b"\n" and not self._pending:
             block = block.removeprefix(codecs.BOM_UTF8)
         if not self._fits:

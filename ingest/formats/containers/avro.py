@@ -92,7 +92,7 @@ def _type(file: SourceFile, column: str, kind: Any, named: _Named) -> pa.DataTyp
         others = [each for each in kind if each != "null"]
         if len(others) > 1:
             raise DataError(
-                f"{file.uri}: column {column!r} is a union of {len(others)} types ({others}), which is no one type",
+                f"{file.uri}: column {column!r} is a union of {len(others)} types ({others}), which is not one type",
                 next_step="leave it out of data.columns, or write it as one type",
             )
         return _type(file, column, others[0], named) if others else pa.null()

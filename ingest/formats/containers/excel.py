@@ -83,7 +83,7 @@ class ExcelReader(Reader):
         if unnamed := [str(index + 1) for index, name in enumerate(names) if not name]:
             raise DataError(
                 f"{file.uri}: the first line names no column {', '.join(unnamed)}",
-                next_step="name it, or say where the names are (data.excel: {skip_rows: N})",
+                next_step="name it, or set where the names are (data.excel: {skip_rows: N})",
             )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{file.uri}: column {twice[0]!r} is there twice", next_step="rename one")

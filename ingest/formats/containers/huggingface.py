@@ -55,7 +55,7 @@ def _is_data(file: SourceFile) -> bool:
         data, indices = [each["filename"] for each in state["_data_files"]], state.get("_indices_data_files")
     except FileNotFoundError as error:
         raise DataError(
-            f"{folder}: there is no state.json, so this is no dataset that save_to_disk has written",
+            f"{folder}: there is no state.json, so this is not a dataset that save_to_disk has written",
             next_step="write it by datasets' save_to_disk, or read the files as they are: data.format: arrow",
         ) from error
     except (ValueError, KeyError, TypeError) as error:

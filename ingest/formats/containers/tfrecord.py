@@ -86,7 +86,7 @@ class TFRecordReader(Reader):
                         held.append(_features(record))
                     except (ValueError, IndexError, struct.error) as error:
                         raise DataError(
-                            f"{file.uri}: record {number} (from 0) is no tf.train.Example: {error}",
+                            f"{file.uri}: record {number} (from 0) is not a tf.train.Example: {error}",
                             next_step="write tf.train.Example records, or read others in a function: data.format: python",
                         ) from error
                     size += len(record)
@@ -105,8 +105,8 @@ def _records(file: SourceFile, stream: pa.NativeFile) -> Iterator[bytes]:
     while header := bytes(stream.read(12)):
         if len(header) < 12 or struct.unpack("<I", header[8:])[0] != _masked(crc32c.value(header[:8])):
             what = looks_like(file) if not number else ""
-            said = f"this is {what}, not TFRecord" if what and what != "binary data" else "is damaged or cut off"
-            raise DataError(f"{file.uri}: record {number} (from 0): {said}", next_step="write or fetch the file again")
+            problem = f"this is {what}, not TFRecord" if what and what != "binary data" else "is damaged or cut off"
+            raise DataError(f"{file.uri}: record {number} (from 0): {problem}", next_step="write or fetch the file again")
         length = struct.unpack("<Q", header[:8])[0]
         record, checksum = bytes(stream.read(length)), bytes(stream.read(4))
         if len(checksum) < 4 or struct.unpack("<I", checksum)[0] != _masked(crc32c.value(record)):
@@ -132,7 +132,7 @@ def _column(field: pa.Field, examples: list[Features]) -> pa.Array:
 
 
 def _features(record: bytes) -> Features:
-    """The features of an Example. Raises ValueError, IndexError or struct.error if it is none."""
+    """Parse the features of an Example. Raises ValueError, IndexError or struct.error if it is not one."""
     found: Features = {}
     for number, features in _message(record):
         if number != 1:

@@ -1,7 +1,7 @@
 """How do samples in tar archives become rows, as WebDataset lays them out?
 
-Members that follow each other and share the name up to the first dot of its last part are one sample; what stands behind that
-dot names the column and says how it is read.
+Members that follow each other and share the name up to the first dot of its last part are one sample; the text behind that
+dot names the column and the way it is read.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class WebDatasetReader(Reader):
             raise
         except tarfile.TarError as error:
             what = looks_like(file)
-            said = (
+            problem = (
                 f"this is {what}, not a tar archive"
                 if what and not what.startswith("binary")
                 else f"cut off or damaged: {error}"
             )
-            raise DataError(f"{file.uri}: {said}", next_step="write or fetch the file again") from error
+            raise DataError(f"{file.uri}: {problem}", next_step="write or fetch the file again") from error
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
         if held:
@@ -139,7 +139,7 @@ def _value(file: SourceFile, member: str, suffix: str, content: bytes) -> tuple[
             return suffix, np.load(io.BytesIO(content), allow_pickle=False)
     except ValueError as error:
         raise DataError(
-            f"{file.uri}: {member} holds {shorten(content[:80])}, which is no {kind}: {error}",
+            f"{file.uri}: {member} holds {shorten(content[:80])}, which is not {kind}: {error}",
             next_step="write the sample again",
         ) from error
     return suffix or "value", content

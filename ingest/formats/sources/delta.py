@@ -1,4 +1,4 @@
-"""How is a Delta table read? At one version, by its log, which says which of its files count."""
+"""How is a Delta table read? At one version, by its log, which lists the files that count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do rows that are no files become files? They are written once as Arrow, and are read like any other.
+"""How do rows from elsewhere become files? They are written once as Arrow, and are read like any other.
 
 So every process reads the same rows, however often and on whatever machine, and a source that gives others the next time is
 noticed by its rows rather than in the middle of a training.
@@ -53,7 +53,7 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable
 
     Raises:
         SpecError, PreflightError: a source is not there, or its library is not.
-        DataError: it cannot be read, or gives something that is no rows.
+        DataError: it cannot be read, or gives something other than rows.
     """
     form = format_of(data)
     kept: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _keep(
 
 
 def _is_seen_with(storage: Storage, root: str) -> bool:
-    """Whether a cluster that shares the storage reads `root`, too, as far as the addresses tell."""
+    """Whether a cluster that shares the storage reads `root`, too, judged by the addresses."""
     return storage.is_local or not is_local(root)
 
 
@@ -150,7 +150,7 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
         name: what the rows are called in messages.
 
     Raises:
-        DataError: it is no rows.
+        DataError: it does not hold rows.
     """
     digest = stream_digest(bytes.fromhex(bytes_digest(part)) for part in _parts(value, name))
     folder = f"sources/{digest}"
@@ -219,7 +219,7 @@ def _table(value: Any, name: str, number: int) -> pa.Table:
         ) from error
     if not isinstance(value, pa.Table):
         raise DataError(
-            f"{name} gave a {type(value).__name__} ({shorten(value)}), which is no rows",
+            f"{name} gave a {type(value).__name__} ({shorten(value)}), which are not rows",
             next_step=f"let it return or yield {_TAKEN}",
         )
     return value.replace_schema_metadata(None)

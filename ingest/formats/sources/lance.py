@@ -74,7 +74,7 @@ class _Part:
 
 
 def _parts(dataset: Any, uri: str) -> list[_Part]:
-    sizes = (  # old files do not say it
+    sizes = (  # old files do not record it
         (fragment.fragment_id, sum(file.file_size_bytes or 0 for file in fragment.data_files()))
         for fragment in dataset.get_fragments()
         if fragment.count_rows()

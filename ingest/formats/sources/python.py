@@ -34,7 +34,7 @@ class PythonOptions(Section):
     """Keyword arguments of the call. Text that names a file or folder beside the pipeline file is given with its whole path."""
     fingerprint: str = ""
     """What the rows depend on besides the code, such as a date or a table's version: another text, other rows. Of the form
-    `source.py:version` it is a function, which is called with the params each time and says the text."""
+    `source.py:version` it is a function, which is called with the params each time and returns the text."""
 
 
 class PythonFormat(Format):

@@ -1,7 +1,7 @@
 """Which tables are nothing but Parquet files? These are read as they lie, by every worker, and no row is written a second time.
 
-A table is one if each file has its columns with their types, and if what a file lacks is said by the folders' names. Deleted
-rows, renamed columns and files of an earlier schema are what only the table's library reads.
+A table is one if each file has its columns with their types, and if the columns that a file lacks are in the folders' names.
+Deleted rows, renamed columns and files of an earlier schema take the table's library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plain_files(
         schema: of the table.
         partitions: column -> its value in each file as text, for the columns that the files lack.
         ids: column -> the id that its field must have in each file, which has all columns, whatever its folders are called;
-            None where names tell.
+            None where columns go by names.
     """
     kinds = {field.name: _kind(field.type) for field in schema if field.name not in partitions}
     apart = {name: canonical_type(schema.field(name).type) for name in partitions}
@@ -76,7 +76,7 @@ def plain_files(
 
 
 def _kind(kind: pa.DataType) -> str:
-    """How text and lists are counted, in 32 bits or in 64, is no matter of the table's."""
+    """Name a type without the width of its offsets, 32 or 64 bits, which a table does not know."""
     return str(canonical_type(kind)).replace("large_", "")
 
 

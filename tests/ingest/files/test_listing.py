@@ -56,9 +56,9 @@ def test_what_a_directory_leaves_out_is_counted_and_the_first_are_named(tmp_path
     data = DataSpec(format="csv", train=".")
     listing = list_source(data, tmp_path, format_of(data).extensions)
     assert [Path(left).name for left in listing.left_out] == ["b.csv.xz", "c.txt", "d.tab.old", "e.parquet"]
-    assert "4 files" in listing.said_of_left_out() and f"{tmp_path}/b.csv.xz" in listing.said_of_left_out()
+    assert "4 files" in listing.describe_left_out() and f"{tmp_path}/b.csv.xz" in listing.describe_left_out()
     named = DataSpec(format="csv", train="*.csv")
-    assert not list_source(named, tmp_path, format_of(named).extensions).said_of_left_out()
+    assert not list_source(named, tmp_path, format_of(named).extensions).describe_left_out()
 
 
 def test_one_file_is_taken_whatever_its_name(tmp_path: Path) -> None:

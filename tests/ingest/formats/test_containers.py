@@ -182,7 +182,7 @@ def test_a_damaged_archive_and_sample_of_webdataset_are_named(tmp_path: Path) ->
     refusals = {
         "cut": (content[: 512 * 21 + 100], "cut off or damaged"),
         "page": (b"<html>404</html>" * 100, "this is an HTML page"),
-        "sample": (tar_of({"a.cls": b"cat"}), "a.cls holds b'cat', which is no cls"),
+        "sample": (tar_of({"a.cls": b"cat"}), "a.cls holds b'cat', which is not cls"),
         "twice": (tar_of({"a.cls": b"1", "b.cls": b"2", "b.CLS": b"3"}), "sample 'b' has 'cls' twice"),
     }
     for folder, (wrong, said) in refusals.items():

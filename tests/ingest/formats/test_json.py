@@ -106,7 +106,7 @@ def test_a_type_that_the_parser_does_not_know_is_cast_to(tmp_path: Path) -> None
         ('[{"a": 1},\n {"a": 2}\n', "line 3: cut off: the array that the file begins with has no end"),
         ('[{"a": 1},\n 2]\n', "line 2: holds '2', not an object {...}, as row 1 (from 0)"),
         ('[{"a": 1}\n {"a": 2}]\n', "line 2: a comma or the array's end is expected after element 0 (from 0)"),
-        ('[{"a": 1}]\n\n{"a": 2}\n', "line 3: something stands behind the array's end"),
+        ('[{"a": 1}]\n\n{"a": 2}\n', "line 3: something follows the array's end"),
         (b'[{"a": 1},\n{"a": "\xe9"}]\n', "line 2 is not UTF-8"),
         (b'{"a": 1}\n{"a": "\xe9"}\n', "line 2 is not UTF-8"),
         (b"PAR1" + b"\0" * 20, "this is a Parquet file, not JSON"),

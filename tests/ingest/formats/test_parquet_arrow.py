@@ -149,7 +149,7 @@ def test_integers_that_no_type_holds_for_certain_are_read_as_the_one_that_the_ad
         "b.parquet": pa.table({"a": pa.array([-1])}),
     }
     said = refusal(tmp_path, "parquet", files)
-    assert said.endswith("Next: say as which type integers are read, if it holds all of them: data.types: {a: int64}")
+    assert said.endswith("Next: set a type for the integers that holds all of them: data.types: {a: int64}")
     assert read_rows(tmp_path, "parquet", types={"a": "int64"})["a"].to_pylist() == [3, -1]
 
 

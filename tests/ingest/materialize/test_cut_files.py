@@ -17,7 +17,7 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import local_map
-from penstock.ingest.read import pieces
+from penstock.ingest.read import inspection
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -47,7 +47,7 @@ def _source(folder: Path, table: pa.Table, format: str) -> Source:
 
 
 def _prepared(source: Source, folder: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, DatasetManifest]:
-    monkeypatch.setattr(pieces.pieces_of, "__defaults__", (piece_bytes,))
+    monkeypatch.setattr(inspection.pieces_of, "__defaults__", (piece_bytes,))
     snapshot = read_source(source.data, listed(source.data, source.folder), silent, part_bytes=piece_bytes)
     fitted = fit_preprocess(source.data, source.steps, snapshot, {}, silent, parallel=local_map)
     manifest = materialize(

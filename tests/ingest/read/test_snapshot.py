@@ -241,7 +241,7 @@ def test_a_label_of_integers_in_one_file_and_fractions_in_another_is_asked_about
 
 
 def test_a_type_that_is_none_is_a_fault_of_the_pipeline_file(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"data\.types\.id: 'integer' is no Arrow type"):
+    with pytest.raises(SpecError, match=r"data\.types\.id: 'integer' is not an Arrow type"):
         read_snapshot(source(tmp_path), "parquet", types={"id": "integer"})
 
 

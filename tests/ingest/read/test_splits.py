@@ -367,7 +367,7 @@ def test_strata_leave_equal_rows_of_a_file_together_and_say_what_is_no_class(tmp
     assert codes[:200] == codes[200:] and 1 in codes
     many = tmp_path / "many"
     write_files(many, {"a.parquet": pa.table({"y": np.arange(10_001)})})
-    with pytest.raises(DataError, match=r"10,001 values of 'y', which is no column of classes"):
+    with pytest.raises(DataError, match=r"10,001 values of 'y', which is not a class column"):
         codes_of(many, validation={"fraction": 0.3, "stratify": "y"})
     with pytest.raises(SpecError, match="same `by` and `stratify`"):
         codes_of(tmp_path, validation={"fraction": 0.3, "stratify": "y"}, test={"fraction": 0.3})
