@@ -81,7 +81,7 @@ def reports(folder: Path, sweep: str) -> list[list[tuple[int, float]]]:
     return [[(each["step"], each["value"]) for each in json.loads(file.read_text())["reports"]] for file in files]
 
 
-def test_three_kills_change_no_weights_of_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_kills_keep_the_weights_of_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = project(tmp_path / "killed" / "project", PARALLEL)
     killed(file, "checkpoints of both trials", lambda: all(trained(file.parent, number, 5)() for number in (1, 2)), HELD)
     killed(file, "checkpoints of the third", trained(file.parent, 3, 5))
@@ -104,7 +104,7 @@ def test_three_kills_change_no_weights_of_any_trial(tmp_path: Path, monkeypatch:
             assert survived["metrics"] == alone["metrics"]
 
 
-def test_a_killed_sweep_ends_the_same_trials_early(tmp_path: Path) -> None:
+def test_killed_sweep_stops_the_same_trials_early(tmp_path: Path) -> None:
     calm_file, file = (project(tmp_path / name / "project", ONE_BY_ONE) for name in ("calm", "killed"))
     calm = Command("tune", str(calm_file), "--json").finish()
     states = [trial["state"] for trial in calm["trials"]]

@@ -35,7 +35,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> tuple[P
     return folder / "project" / "pipeline.yaml", said
 
 
-def test_the_best_of_all_trials_is_the_one_that_is_registered(swept: tuple[Path, dict[str, Any]]) -> None:
+def test_best_trial_is_registered(swept: tuple[Path, dict[str, Any]]) -> None:
     _, said = swept
     assert [trial["state"] for trial in said["trials"]] == ["done"] * 3
     best = min(said["trials"], key=lambda trial: trial["value"])
@@ -45,7 +45,7 @@ def test_the_best_of_all_trials_is_the_one_that_is_registered(swept: tuple[Path,
     assert {stage["name"]: stage["outcome"] for stage in said["stages"]}["train"] == "reused"
 
 
-def test_rows_are_prepared_once_and_each_trial_is_a_run_below_the_sweep(swept: tuple[Path, dict[str, Any]]) -> None:
+def test_trials_share_rows_and_are_runs_below_the_sweep(swept: tuple[Path, dict[str, Any]]) -> None:
     file, said = swept
     assert len(list(file.parent.glob(".penstock/datasets/*/manifest.json"))) == 1
     client = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
@@ -61,7 +61,7 @@ def test_rows_are_prepared_once_and_each_trial_is_a_run_below_the_sweep(swept: t
         assert run.info.status == "FINISHED"
 
 
-def test_the_best_spec_is_a_file_whose_training_is_found(swept: tuple[Path, dict[str, Any]]) -> None:
+def test_best_spec_reuses_its_training(swept: tuple[Path, dict[str, Any]]) -> None:
     file, said = swept
     best = yaml.safe_load(Path(said["file"]).read_text())
     assert "tune" not in best
@@ -74,7 +74,7 @@ def test_the_best_spec_is_a_file_whose_training_is_found(swept: tuple[Path, dict
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
 
 
-def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]]) -> None:
+def test_repeated_tune_trains_nothing(swept: tuple[Path, dict[str, Any]]) -> None:
     file, said = swept
     again = Command("tune", str(file), "--json", *SMALL).finish()
     assert again["trials"] == said["trials"]
@@ -84,7 +84,7 @@ def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]
 
 @pytest.mark.usefixtures("shared_prefect")
 @pytest.mark.drill
-def test_folds_are_trained_once_each_and_end_in_one_table(tmp_path: Path) -> None:
+def test_folds_train_once_and_end_in_a_table(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "tabular")[0].with_name("pipeline.yaml")
     strata = ("data.validation={stratify: diagnosis}", "data.test.stratify=diagnosis")
     changes = ("data.folds=3", *strata, "train.workers=1", "train.epochs=2")

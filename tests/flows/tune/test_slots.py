@@ -27,28 +27,28 @@ def slots(
     return trials_at_once(loaded.spec, loaded.spec.tune, nodes, most)
 
 
-def test_as_many_as_fit_or_as_asked_for(tmp_path: Path) -> None:
+def test_trials_at_once_fit_the_nodes(tmp_path: Path) -> None:
     assert slots(tmp_path / "a", [{"CPU": 2.0}]) == (2, [ON_CPUS])
     assert slots(tmp_path / "b", [{"CPU": 2.0}], concurrent=1) == (1, [ON_CPUS])
     assert slots(tmp_path / "c", [{"CPU": 16.0}], trials=3) == (3, [ON_CPUS])
 
 
-def test_more_than_fit_are_lowered_with_a_line(tmp_path: Path) -> None:
+def test_too_many_at_once_are_lowered_with_a_line(tmp_path: Path) -> None:
     fit, said = slots(tmp_path, [{"CPU": 2.0}, {"CPU": 0.9}], concurrent=8)
     assert fit == 2
     assert said == [ON_CPUS, "2 trials at once instead of 8: a trial has 2 workers of 0.5 CPU, 8 take 8 CPUs of 2.9"]
 
 
-def test_the_largest_trial_of_the_space_decides(tmp_path: Path) -> None:
+def test_largest_trial_of_the_space_decides(tmp_path: Path) -> None:
     assert slots(tmp_path, [{"CPU": 4.0}], space="{train.workers: {choice: [1, 4]}}")[0] == 2
 
 
-def test_a_trial_that_never_fits_is_refused(tmp_path: Path) -> None:
+def test_trial_too_large_for_the_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="would wait without end for"):
         slots(tmp_path, [{"CPU": 4.0}], space="{train.cpus_per_worker: {choice: [1, 3]}}")
 
 
-def test_a_trial_that_fits_once_the_cluster_has_grown_is_waited_for_and_says_on_which_gpus(tmp_path: Path) -> None:
+def test_autoscaled_cluster_counts_for_the_largest_trial(tmp_path: Path) -> None:
     most = {"CPU": 8.0, "GPU": 2.0}
     fit, said = slots(tmp_path / "cpus", [{"CPU": 1.0}], most, space="{train.cpus_per_worker: {choice: [1, 3]}}", concurrent=1)
     assert (fit, said) == (1, ["on 2 workers of 1 GPU each, which the cluster can grow to (train.gpus: auto)"])

@@ -33,14 +33,14 @@ def with_space(folder: Path, space: str) -> Path:
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
     ],
 )
-def test_a_key_or_value_that_the_file_does_not_take_is_named(tmp_path: Path, space: str, says: str) -> None:
+def test_space_names_a_bad_key_or_value(tmp_path: Path, space: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(with_space(tmp_path, space))
     (problem,) = refused.value.problems
     assert says in problem
 
 
-def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> None:
+def test_space_names_an_unknown_recipe_parameter(tmp_path: Path) -> None:
     loaded = load_spec(with_space(tmp_path, "train.params.pause: {choice: [1]}"))
     with pytest.raises(SpecError) as refused:
         check_space(loaded)
@@ -48,7 +48,7 @@ def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> N
     check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}")))
 
 
-def test_what_a_set_option_asks_of_a_sweep_is_blamed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_set_option_is_named_in_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
     with pytest.raises(SpecError) as refused:
         check_space(load_spec(file, ["tune.space={train.params.pause: {choice: [1]}}"]))
@@ -70,13 +70,13 @@ def test_sweep_without_optuna_is_refused_except_a_grid(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])
-def test_a_value_is_the_same_after_it_was_written(tmp_path: Path, value: object) -> None:
+def test_override_keeps_the_value(tmp_path: Path, value: object) -> None:
     loaded = load_spec(make_project(tmp_path / "project", files=1))
     assert as_override("train.params.x", value).startswith("train.params.x=")
     assert load_trial(loaded, {"train.params.x": value}).spec.train.params == {"x": value}
 
 
-def test_folds_become_a_sweep_over_each_of_them_and_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+def test_folds_become_a_grid_and_need_data_folds(tmp_path: Path) -> None:
     file = make_project(tmp_path / "project", files=1)
     with pytest.raises(SpecError, match=r"has no data\.folds"):
         with_folds(load_spec(file))
@@ -85,7 +85,7 @@ def test_folds_become_a_sweep_over_each_of_them_and_are_asked_for_where_there_ar
     assert tune.space["data.fold"].options == [0, 1, 2, 3] and tune.metric == "val/loss"
 
 
-def test_trials_whose_values_give_the_same_rows_share_them(tmp_path: Path) -> None:
+def test_trials_with_equal_rows_share_keys(tmp_path: Path) -> None:
     loaded = load_spec(make_project(tmp_path / "project", files=2))
 
     def prepared(**values: object) -> list[str]:

@@ -29,7 +29,7 @@ from penstock.tasks.tune.spec import TuneSpec
 from tests.drills.project import make_project
 
 
-def test_a_killed_trial_that_was_to_end_early_has_ended_early_on_every_record(
+def test_trial_killed_while_stopping_early_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -71,7 +71,7 @@ class Unheard:
         return lambda *_, **__: None
 
 
-def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
     prepares, keys_made = partial(materialize.materialize_dataset, parallel=local_map), list[str]()
 
@@ -112,7 +112,7 @@ def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, mo
     assert keys_made == [whole.manifest.key, fewer.manifest.key]
 
 
-def test_what_a_trial_prints_while_it_trains_is_told_under_its_number() -> None:
+def test_lines_of_a_trial_carry_its_number() -> None:
     told: list[str] = []
     sweep: Any = SimpleNamespace(said={"on CPUs"}, line=lambda number, text: told.append(f"trial {number}{text}"))
     reporter = _TrialReporter(sweep, 3)
