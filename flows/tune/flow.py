@@ -136,7 +136,7 @@ def _open_sweep(
 
 
 def _identity(section: TuneSpec, keys: dict[str, StageKey]) -> str:
-    """What all trials share; how many there are, and how many at once, may change."""
+    """Digest what all trials share; their number, and how many run at once, may change."""
     shared = section.model_dump(mode="json", exclude={"trials", "time_s", "concurrent"})
     inputs = {
         name: {each: value for each, value in keys[name].inputs.items() if not each.startswith("rows.")}
@@ -203,7 +203,7 @@ def _keep_best(
 
 
 def _concurrent(sweep: Sweep, need_ray: RayOnDemand) -> int:
-    """How many trials run at once; says so."""
+    """Decide how many trials run at once, and print it."""
     assert need_ray.cluster is not None
     spec = sweep.loaded.spec
     nodes, most = need_ray.cluster.nodes, need_ray.cluster.most

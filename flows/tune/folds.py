@@ -15,7 +15,7 @@ __all__ = ["finish_folds", "with_folds"]
 
 
 def with_folds(loaded: LoadedSpec) -> LoadedSpec:
-    """The same pipeline with a sweep over its folds in place of its own.
+    """Return the same pipeline with a sweep over its folds in place of its own.
 
     Raises:
         SpecError: it has no folds.

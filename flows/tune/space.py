@@ -17,7 +17,7 @@ __all__ = ["check_space", "load_trial", "tune_spec"]
 
 
 def tune_spec(loaded: LoadedSpec) -> TuneSpec:
-    """The section `tune` of the file. Raises SpecError if it has none."""
+    """Return the section `tune` of the file. Raises SpecError if it has none."""
     if loaded.spec.tune is None:
         raise SpecError(
             f"{loaded.file.name} has no section `tune`, which says what to try",
@@ -27,7 +27,7 @@ def tune_spec(loaded: LoadedSpec) -> TuneSpec:
 
 
 def load_trial(loaded: LoadedSpec, values: Mapping[str, Any]) -> LoadedSpec:
-    """The pipeline's spec with the values of a trial."""
+    """Return the pipeline's spec with the values of a trial."""
     return load_spec(loaded.file, [*loaded.overrides, *(as_override(key, value) for key, value in values.items())])
 
 

@@ -72,7 +72,7 @@ def _fields(trial: Trial) -> dict[str, Any]:
 
 
 def _states(trials: Sequence[Trial], *, live: bool) -> list[str]:
-    """How each trial has ended; one without a process was cut, and continues with the next command."""
+    """Return how each trial has ended; one without a process was cut, and continues with the next command."""
     return ["running" if live and trial.state == "running" else _STATES[trial.state] for trial in trials]
 
 

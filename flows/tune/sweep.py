@@ -103,13 +103,13 @@ class Sweep:
         self.ctx.reporter.say(f"trial {number}{text}")
 
     def describe(self, trial: Trial) -> str:
-        """The result of a trial in words."""
+        """Describe the result of a trial."""
         if trial.state in ("failed", "stopped"):
             return trial.error or trial.note
         return f"{self.tune.metric} {trial.value:.4g} at step {trial.step:,}" if trial.value is not None else "to be continued"
 
     def title(self, trial: Trial) -> str:
-        """Which trial it is, for its description in the tracker."""
+        """Return the title of a trial for its description at the tracker."""
         values = ", ".join(f"{key} {short(value)}" for key, value in trial.values.items())
         return f"Trial {trial.number} of sweep {self.ctx.run.run} ({values})"
 

@@ -66,7 +66,7 @@ def tensor_array(values: np.ndarray) -> pa.Array:
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """A prepared column as one array of its plain values alone.
+    """Return a prepared column as one array of its plain values alone.
 
     Raises:
         DataError: a value is null.
@@ -89,7 +89,7 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
 
 
 def column_view(array: pa.Array) -> np.ndarray | Variable:
-    """One array of a shard's or of a prepared column as [rows, *shape] or a `Variable`, read-only and without a copy."""
+    """Return one array of a shard's or of a prepared column as [rows, *shape] or a `Variable`, read-only and without a copy."""
     if isinstance(array.type, RaggedType | ImageType):
         return variable_view(array)
     if not isinstance(array.type, pa.FixedShapeTensorType):

@@ -32,7 +32,7 @@ def as_numpy(values: pa.Array) -> np.ndarray:
 
 
 def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
-    """Each row's list as an array of the entries' own dtype; None where the column is anything else."""
+    """Return each row's list as an array of the entries' own dtype; None for other columns."""
     kind = values.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)) or not (
         pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)

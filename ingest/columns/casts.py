@@ -53,7 +53,7 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
 
 
 def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The narrowest canonical type that holds the values of both, or None if a conversion would change their meaning."""
+    """Return the narrowest canonical type that holds the values of both, or None if a conversion would change their meaning."""
     if first == second:
         return first
     if pa.types.is_null(first):
@@ -116,7 +116,7 @@ def _finer_span(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 
 
 def _wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """One with as many digits before the point as the one, and behind it as the other."""
+    """Return the decimal type with as many digits before the point as the one, and after it as the other."""
     scale = max(first.scale, second.scale)
     digits = max(kind.precision - kind.scale for kind in (first, second)) + scale
     if min(first.scale, second.scale) < 0 or digits > 76:

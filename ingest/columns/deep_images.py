@@ -65,7 +65,7 @@ def is_deep(image: ImageFile.ImageFile, content: bytes | memoryview) -> bool:
 
 
 def deep_values(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.ndarray:
-    """The numbers in the file of a deep image, upright and without alpha: [height, width], of colours [height, width, 3].
+    """Return the numbers in a deep image's file, upright and without alpha: [height, width], of colours [height, width, 3].
 
     uint16 of an image of 16 bits, else int32 or float32.
 
@@ -114,7 +114,7 @@ def _how_bytes_lie(image: ImageFile.ImageFile) -> str:
 
 
 def _is_deep_jpeg2000(content: bytes | memoryview) -> bool:
-    """Of grey of 16 bits; all else of more than 8 bits is scaled by Pillow, to 16 bits or to 8."""
+    """Whether it is grey of 16 bits. Refuse all else of more than 8 bits: Pillow scales it, to 16 bits or to 8."""
     data = bytes(content)
     at = data.find(_JPEG2000_SIZES) + 40
     channels = int.from_bytes(data[at : at + 2])

@@ -45,7 +45,7 @@ class Variable:
         return len(self.offsets) - 1
 
     def copy(self) -> Variable:
-        """The same in memory of its own."""
+        """Copy to memory of its own."""
         return Variable(self.offsets.copy(), self.values.copy())
 
 
@@ -110,13 +110,13 @@ for _kind in (RaggedType(pa.int8(), "padded", 0), ImageType((1, 1, 3))):
 
 
 def as_numbers(array: pa.Array) -> np.ndarray:
-    """A primitive array without nulls as numpy sees it, without a copy; Arrow's own `to_numpy` loads pandas, in 0.3 s."""
+    """Return a primitive array without nulls as numpy sees it, uncopied; Arrow's own `to_numpy` loads pandas, in 0.3 s."""
     values = np.frombuffer(array.buffers()[1] or b"", DTYPES[array.type])
     return values[array.offset : array.offset + len(array)]
 
 
 def variable_view(array: pa.Array) -> Variable:
-    """An array of one of the two types as numpy views, without a copy. Offsets need not begin at 0."""
+    """Return an array of one of the two types as numpy views, without a copy. Offsets need not begin at 0."""
     plain = array.storage
     offsets = np.frombuffer(plain.buffers()[1], np.int64)[plain.offset : plain.offset + len(plain) + 1]
     if isinstance(array.type, ImageType):

@@ -57,7 +57,7 @@ def is_vector(kind: pa.DataType) -> bool:
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column as one array."""
+    """Return the column as one array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -116,7 +116,7 @@ def _row_mask(flags: pa.Array, rows: int) -> np.ndarray:
 
 
 def numbers(array: pa.Array) -> np.ndarray:
-    """A number or fixed-shape tensor column without nulls as an array [rows, *shape]; booleans as uint8."""
+    """Return a number or fixed-shape tensor column without nulls as an array [rows, *shape]; booleans as uint8."""
     if isinstance(array.type, pa.FixedShapeTensorType):
         return array.storage.flatten().to_numpy(zero_copy_only=False).reshape(len(array), *array.type.shape)
     values: np.ndarray = array.to_numpy(zero_copy_only=False)
@@ -211,7 +211,7 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _in_microseconds(times: pa.Array, kind: pa.DataType) -> pa.Array:
-    """What is finer is cut off; what is too far for 64 bits is an error, as it would be another time."""
+    """Cast to microseconds: finer parts are cut off; a time beyond 64 bits is an error, as it would become another one."""
     return times.cast(options=pc.CastOptions(kind, allow_time_truncate=True)).cast(pa.int64())
 
 

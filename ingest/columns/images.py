@@ -116,7 +116,7 @@ def _put(pixels: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 
 
 def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode: ImageMode) -> np.ndarray | None:
-    """The pixels of a JPEG that Pillow would decode at its full size and leave as it lies.
+    """Decode a JPEG that Pillow would decode at its full size and not turn.
 
     None for all others, and for what is damaged: whether that can be read all the same is Pillow's word.
     """
@@ -148,7 +148,7 @@ def _before_the_picture(data: bytes) -> bytes:
 
 
 def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
-    """(height, width) of a JPEG in pixels, from its header; None for other files, or without a header."""
+    """Return (height, width) of a JPEG in pixels, from its header; None for other files, or without a header."""
     if bytes(content[: len(_JPEG)]) != _JPEG:
         return None
     try:
@@ -159,7 +159,7 @@ def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def pixel_bytes(content: bytes | memoryview) -> int:
-    """Bytes that the first picture of a file takes while it is decoded, by its header; 0 if the format is unknown."""
+    """Return bytes that the first picture of a file takes while it is decoded, by its header; 0 if the format is unknown."""
     if (size := jpeg_size(content)) is not None:
         return 4 * size[0] * size[1]
     try:
@@ -176,7 +176,7 @@ def _decode_smaller(image: Image.Image, height: int, width: int) -> None:
 
 
 def _resized(pixels: np.ndarray, size: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
-    """uint8 [height, width, channels] of another size: as Pillow does it, or one off, in a third of the time."""
+    """Resize uint8 [height, width, channels]: as Pillow does it, or one off, in a third of the time."""
     # Seconds, which other pipelines do without.
     import torch
 
@@ -199,7 +199,7 @@ def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit, resampling: Ima
 
 
 def _refuse_stack(image: Image.Image) -> None:
-    """A TIFF of several pages of one size is a stack or a film, of which one page is not the picture; others are previews."""
+    """Refuse a TIFF of several pages of one size: a stack or a film, not a picture. Pages of other sizes are previews."""
     pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
     if pages > 1:
         size = image.size

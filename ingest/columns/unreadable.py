@@ -42,7 +42,7 @@ class Unreadable:
         return readable
 
     def array(self) -> pa.Array:
-        """The marks: `UNREADABLE_FIELD` [rows]."""
+        """Return the marks: `UNREADABLE_FIELD` [rows]."""
         return pa.array(self._marks, UNREADABLE_FIELD.type)
 
 

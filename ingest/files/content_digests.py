@@ -31,7 +31,7 @@ _seen: dict[str, str] = {}
 
 
 def content_digests(paths: Sequence[str]) -> list[str]:
-    """The digest of each file's content, read only where it is not remembered."""
+    """Return the digest of each file's content, read only where it is not remembered."""
     stats = [os.stat(path) for path in paths]
     keys = list(map(_key, stats))
     known = {key: _seen[key] for key in keys if key in _seen}
@@ -65,7 +65,7 @@ def _key(stat: os.stat_result) -> str:
 
 @contextlib.contextmanager
 def _memory() -> Iterator[sqlite3.Connection | None]:
-    """The node's table of digests, named after their kind; None where it cannot be kept: it saves time and nothing else."""
+    """Open the node's table of digests, named after their kind; None where it cannot be kept: it only saves time."""
     connection = None
     with contextlib.suppress(OSError, sqlite3.Error):
         folder = cache_folder()

@@ -83,7 +83,7 @@ def _before_wildcard(path: str) -> str:
 
 
 def _below(fs: AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
-    """The files below a folder, or the one file that a link names."""
+    """Return the files below a folder, or the one file that a link names."""
     if not isinstance(fs, LocalFileSystem):
         return fs.find(path, detail=True)  # type: ignore[no-any-return]
     if not os.path.isdir(path):
@@ -109,7 +109,7 @@ def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
 
 
 def _info(path: str) -> dict[str, Any]:
-    """By one call of the system, where fsspec's own makes several."""
+    """List by one call of the system, where fsspec's own makes several."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

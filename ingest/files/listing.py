@@ -309,7 +309,7 @@ def _name_below(root: str, full: str) -> str:
 
 
 def _describe_formats(found: Iterable[str]) -> str:
-    """Which format reads such files, if one does, or how they come into one; empty if nothing is known of them."""
+    """Describe which format reads such files, or how they are converted to one; empty if they are unknown."""
     extensions = {extension_of(full) for full in found} | {posixpath.splitext(full.lower())[1] for full in found}
     for named, advice in _OTHER_FORMATS.items():
         if extensions & {*named.split()}:
@@ -329,7 +329,7 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
 
 
 def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequence[str], folders: set[str]) -> None:
-    """A folder of such a table holds files with deleted rows beside those that count.
+    """Refuse a folder of a table, which holds files with deleted rows beside those that count.
 
     Args:
         below: paths of files that were found, a log perhaps among them.
@@ -357,7 +357,7 @@ def _is_log(format: str, path: str) -> bool:
 
 
 def _log_in(fs: AbstractFileSystem, format: str, folder: str) -> str:
-    """The path of a log of such a table in the folder; empty if it has none, or the store lists no such folder."""
+    """Return the path of a log of such a table in the folder; empty if it has none, or the store lists no such folder."""
     with contextlib.suppress(OSError, ValueError, NotImplementedError):
         names = fs.ls(f"{folder}/{posixpath.dirname(_TABLE_FORMATS[format][0])}", detail=False)
         return next((name for name in names if _is_log(format, name)), "")
@@ -365,7 +365,7 @@ def _log_in(fs: AbstractFileSystem, format: str, folder: str) -> str:
 
 
 def _folders_above(paths: Iterable[str]) -> set[str]:
-    """All folders that the paths lie in, up to the top."""
+    """Return all folders that the paths lie in, up to the top."""
     folders: set[str] = set()
     for path in paths:
         folder = posixpath.dirname(path)
@@ -386,7 +386,7 @@ def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["data", "clutter", "left out"]:
-    """What becomes of a file that no one named, by its path below the root."""
+    """Decide about a file that is not named by itself, by its path below the root."""
     *folders, last = name.lower().split("/")
     is_format = extension_of(last) in extensions
     known = _MARKERS.match(last) is not None

@@ -109,7 +109,7 @@ def can_be_cut(uri: str) -> bool:
 
 
 def line_starts(uri: str, size_bytes: int, part_bytes: int) -> list[int]:
-    """Bytes at which lines begin, about `part_bytes` apart, from 0 on."""
+    """Return bytes at which lines begin, about `part_bytes` apart, from 0 on."""
     starts = [0]
     with open_input(uri) as source:
         for near in range(part_bytes, size_bytes - part_bytes // 2, part_bytes):
@@ -120,7 +120,7 @@ def line_starts(uri: str, size_bytes: int, part_bytes: int) -> list[int]:
 
 
 def read_bytes(uri: str) -> bytes:
-    """The whole file as it lies there."""
+    """Read the whole file, as it is stored."""
     if is_local(uri):
         with open(uri.removeprefix("file://"), "rb") as handle:
             return handle.read()
@@ -223,7 +223,7 @@ def asking(uri: str) -> Iterator[None]:
 def _s3_filesystem(
     endpoint: str | None, region: str | None, credentials: tuple[str | None, ...], anonymous: bool = False, named: bool = False
 ) -> arrow_fs.S3FileSystem:
-    """One client for each set of settings, so that connections are reused.
+    """Return one client for each set of settings, so that connections are reused.
 
     Args:
         credentials: those of the environment, which the client finds by itself, unless they are `named`.
@@ -244,7 +244,7 @@ def _s3_filesystem(
 
 @functools.lru_cache(maxsize=64)
 def _region_of_bucket(bucket: str) -> str | None:
-    """Where Amazon keeps a bucket, which its client does not find out; None where Amazon is not reached, or has others."""
+    """Return the region of a bucket at Amazon, which its client does not find out; None without Amazon."""
     with contextlib.suppress(OSError):
         return str(arrow_fs.resolve_s3_region(bucket))
     return None

@@ -58,7 +58,7 @@ def _state(file: SourceFile) -> tuple[int, ...]:
 
 
 def _as_listed(files: Sequence[SourceFile]) -> list[bool]:
-    """By content where the listing went by it; the digest of a file that did not change is remembered on its machine."""
+    """Compare by content where the listing went by it; the digest of an unchanged file is remembered on its machine."""
     try:
         if all(len(file.fingerprint) == _DIGEST_CHARS for file in files):
             return [file.fingerprint == now for file, now in zip(files, content_digests(list(map(_path, files))), strict=True)]

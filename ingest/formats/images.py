@@ -77,7 +77,7 @@ class ImageReader(Reader):
         yield self.rows((file,), schema)
 
     def rows(self, files: Sequence[SourceFile], schema: pa.Schema) -> pa.Table:
-        """One table of all."""
+        """Return one table of all."""
         rows = [self._row(file, schema) for file in files]
         return pa.table([pa.array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema)
 
@@ -91,7 +91,7 @@ class ImageReader(Reader):
 
 
 def class_of(file: SourceFile) -> str | None:
-    """The first folder below the root of the location, as in torchvision's ImageFolder; None for an image at the root."""
+    """Return the first folder below the location's root, as in torchvision's ImageFolder; None for an image at the root."""
     folder, slash, _ = file.name.partition("/")
     return folder if slash else None
 
@@ -104,7 +104,7 @@ def _content(file: SourceFile) -> bytes:
 
 
 def _damage(content: bytes) -> str:
-    """What is wrong with an image; empty if nothing is. Decodes only if its last bytes do not show that the file is whole."""
+    """Describe the problem of an image; empty if it has none. Decodes it unless its last bytes show that it is whole."""
     if content.rstrip(b"\0\r\n ").endswith(_JPEG_END) and jpeg_size(content) is not None:
         return ""
     try:

@@ -217,7 +217,7 @@ class JsonReader(Reader):
                     )
 
     def _parse_slowly(self, file: SourceFile, block: Block, given: pa.Schema, *, infer: bool) -> pa.Table:
-        """For blocks where a column of `data.types` holds values of several kinds, or a column that is not read is untidy."""
+        """Parse a block where a column of `data.types` holds several kinds of values, or a column that is not read is untidy."""
         wanted = self._columns if infer else given.names
         typed: dict[str, list[Any]] = {name: [] for name in given.names if name in self._types}
         objects: list[tuple[int, dict[str, Any]]] = []
@@ -241,7 +241,7 @@ class JsonReader(Reader):
 
 
 def _line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
-    """The rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
+    """Yield the rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
     for block in read_blocks(file.uri, stream, _BLOCK_BYTES, head):
         _, problem = decode_block(block, line, offset)
         if problem:
@@ -268,7 +268,7 @@ def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
 
 
 def _with_lists(kind: pa.DataType) -> pa.DataType:
-    """The type with plain lists for those that pyarrow's parser does not know."""
+    """Return the type with plain lists for those that pyarrow's parser does not know."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _with_lists(field.type)) for field in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -405,7 +405,7 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
 
 
 def _head(stream: pa.NativeFile) -> bytes:
-    """What the file begins with: its first line with something on it, or a block."""
+    """Return the beginning of the file: its first line that is not blank, or a block."""
     head = b""
     while len(head) < _BLOCK_BYTES and b"\n" not in head.lstrip(b"\xef\xbb\xbf \t\r\n"):
         more = stream.read(_HEAD_BYTES)

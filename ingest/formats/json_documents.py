@@ -107,7 +107,7 @@ class _Text:
                 return ""
 
     def next_object(self) -> tuple[int, str]:
-        """(its line, its text) of the object at `position`, which is moved behind it."""
+        """Return (its line, its text) of the object at `position`, which is moved behind it."""
         wanted = self._block_bytes
         while True:
             try:
@@ -128,7 +128,7 @@ class _Text:
             return line, text
 
     def problem(self, what: str) -> DataError:
-        """An error at `position`."""
+        """Return an error at `position`."""
         return DataError(f"{self._uri}, line {self._line_here()}: {what}", next_step="write the file again, or repair it there")
 
     def _line_here(self) -> int:

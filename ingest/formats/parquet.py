@@ -79,7 +79,7 @@ class ParquetReader(Reader):
         return [0, *accumulate(sizes)]
 
     def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
-        """The rows of the row groups that begin at row `begin` and after it."""
+        """Yield the rows of the row groups that begin at row `begin` and after it."""
         names = [name for name in schema.names if name != UNREADABLE]
         with _open_parquet(file) as parquet:
             for groups, first_row in _read_together(parquet.metadata, begin, batch_rows):
@@ -129,7 +129,7 @@ def _unreadable_group(
     names: Sequence[str],
     error: OSError | pa.ArrowException,
 ) -> PenstockError:
-    """What to raise of row groups of which one cannot be read: it is looked for."""
+    """Find the row group that cannot be read, and return the error to raise."""
     broken = groups[-1]
     for group in groups[:-1]:
         try:

@@ -134,7 +134,7 @@ class Reader(Protocol):
         """
 
     def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
-        """Bytes at which parts of about `part_bytes` begin that can be inspected apart, from 0 on; empty: it cannot be cut.
+        """Return bytes at which parts of about `part_bytes` begin that can be inspected apart, from 0 on; empty: no cuts.
 
         Raises:
             Exception: any; the file is then inspected as a whole, which finds its problems.

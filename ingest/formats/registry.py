@@ -46,7 +46,7 @@ FORMATS: Plugins[type[Format]] = Plugins(
 
 
 def format_named(name: str) -> Format:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises:
         SpecError: the name is unknown; the message lists the known ones.
@@ -62,12 +62,12 @@ def format_named(name: str) -> Format:
 
 
 def format_of(data: DataSpec) -> Format:
-    """The format of `data.format`. Raises as `format_named`."""
+    """Return the format of `data.format`. Raises as `format_named`."""
     return format_named(data.format)
 
 
 def format_origin(data: DataSpec) -> str | None:
-    """`distribution==version` of the package that adds `data.format`, for keys; None for a format of penstock itself."""
+    """Return `distribution==version` of the package that adds `data.format`, for keys; None for a format of penstock itself."""
     return FORMATS.origin(data.format)
 
 
@@ -84,7 +84,7 @@ def _version(distribution: str) -> str:
 
 
 def reader_of(data: DataSpec, format: str | None = None) -> Reader:
-    """The reader of `data.format`, with its options. Raises as `format_named`.
+    """Return the reader of `data.format`, with its options. Raises as `format_named`.
 
     Args:
         format: read the files as another format than that of `data`, with its default options.

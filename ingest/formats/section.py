@@ -56,7 +56,7 @@ def _revived(format: str, origin: str | None, names: tuple[str, ...], state: byt
 
 @functools.cache
 def data_spec(names: tuple[str, ...]) -> type[DataSpec]:
-    """The section `data` with a field for each format of `names` that has options.
+    """Return the section `data` with a field for each format of `names` that has options.
 
     Raises:
         SpecError, PreflightError: as `format_named`; or the name of a format with options is that of a field of `data`.
@@ -79,7 +79,7 @@ def data_spec(names: tuple[str, ...]) -> type[DataSpec]:
 
 
 def described_data_spec() -> type[DataSpec]:
-    """The section `data` with every format that can be used, for the JSON schema and the reference; imports their packages."""
+    """Return the section `data` with every usable format, for the JSON schema and the reference; imports their packages."""
     formats = {}
     for name in FORMATS.names:
         with contextlib.suppress(PreflightError):  # a package that is broken stops only a file that uses it
@@ -96,7 +96,7 @@ def _first_line(form: object) -> str:
 
 
 def spec_class_for(value: Any) -> type[DataSpec]:
-    """The class of a section `data` as a file has it: with the options of its format, and those that it names besides."""
+    """Return the class of a file's section `data`: with the options of its format, and those that it names besides."""
     if not isinstance(value, dict):
         return DataSpec
     named = {*value} - {*DataSpec.model_fields}  # `images` is an option of every format

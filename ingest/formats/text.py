@@ -137,7 +137,7 @@ def _lines(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int, *, in_lines: bool = True) -> Iterator[str]:
-    """The rest of a file, whose next line is `line` and begins at byte `offset`.
+    """Yield the rest of a file, whose next line is `line` and begins at byte `offset`.
 
     Args:
         in_lines: whether a block ends with a line.

@@ -189,7 +189,7 @@ def pieces_of(data: DataSpec, format: str, file: SourceFile, batch_rows: int, pi
 
 
 def threads_for(files: Sequence[SourceFile]) -> int:
-    """How many threads read `files` at once."""
+    """Return how many threads read `files` at once."""
     remote = any(not is_local(file.uri) for file in files[:1])
     return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
 

@@ -134,7 +134,7 @@ def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] |
 def parsed_tables(
     data: DataSpec, format: str, file: SourceFile, schema: pa.Schema, piece: tuple[int, int] | None = None
 ) -> Iterator[pa.Table] | None:
-    """The rows of `file` as its reader would give them, from copies on this node; None unless all of them are there.
+    """Return the rows of `file` as its reader would give them, from copies on this node; None if one is missing.
 
     Args:
         format: that of the snapshot.
@@ -176,7 +176,7 @@ def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile], piec
 
 
 def _spans(file: SourceFile) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Of each part that is parsed by itself, (row, byte) of its begin and of its end."""
+    """Return (row, byte) of the begin and of the end of each part that is parsed by itself."""
     cuts = [(cut.row, cut.at) for cut in file.cuts] or [(0, 0)]
     return list(pairwise([*cuts, (file.rows or 0, file.size_bytes)]))
 
@@ -217,7 +217,7 @@ class _Places:
 
 
 def _room(folder: Path) -> float:
-    """Bytes that copies may take: of some seconds ago, as it is asked for every block of every file."""
+    """Return the bytes that copies may take, as of some seconds ago: every block of every file needs them."""
     return _room_at(folder, int(time.monotonic() / _LOOKED_S))
 
 

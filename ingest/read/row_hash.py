@@ -125,7 +125,7 @@ def _hash_scalars(array: pa.Array) -> Hashes:
 
 
 def _plain_decimals(texts: pa.Array) -> pa.Array:
-    """By value: without the zeros behind the last digit, which depend on the scale, which an added file may raise."""
+    """Hash by value: without the zeros behind the last digit, which depend on the scale, which an added file may raise."""
     texts = pc.replace_substring_regex(texts, r"(\.[0-9]*?)0+(E|$)", r"\1\2")
     texts = pc.replace_substring_regex(texts, r"\.(E|$)", r"\1")
     return pc.replace_substring_regex(texts, r"^-?0(E.*)?$", "0")
@@ -136,7 +136,7 @@ def _filled(array: pa.Array, value: float) -> np.ndarray:
 
 
 def _hash_floats(values: np.ndarray) -> Hashes:
-    """By value: whole numbers as integers, one NaN, one zero."""
+    """Hash by value: whole numbers as integers, one NaN, one zero."""
     whole = np.abs(values) < 2.0**63
     integers = np.where(whole, values, 0.0).astype(np.int64)
     whole &= integers == values
@@ -188,7 +188,7 @@ def _hash_each(array: pa.Array) -> Hashes:
 
 
 def _hash_struct(array: pa.Array) -> Hashes:
-    """The sum over its fields, null if all are null. An encoded image `{bytes, path}` is its bytes, wherever it lay."""
+    """Hash as the sum over the fields, null if all are null. An encoded image `{bytes, path}` is its bytes, at any path."""
     names = [field.name for field in array.type]
     if set(names) == {"bytes", "path"}:
         names = ["bytes"]
@@ -199,7 +199,7 @@ def _hash_struct(array: pa.Array) -> Hashes:
 
 
 def _hash_fixed_list(array: pa.Array) -> Hashes:
-    """Rows whose entries would all fit a byte as bytes, whatever their type: an added file may widen it."""
+    """Hash rows whose entries would all fit a byte as bytes, of any type: an added file may widen it."""
     size, kind = array.type.list_size, array.type.value_type
     flat = array.values.slice(array.offset * size, len(array) * size)
     if not size or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -232,7 +232,7 @@ def _hash_list(array: pa.Array) -> Hashes:
 
 
 def _hash_lanes(rows: np.ndarray) -> Hashes:
-    """Rows of bytes [rows, width], 8 bytes at a time: images as raw pixels are wide."""
+    """Hash rows of bytes [rows, width], 8 bytes at a time: images as raw pixels are wide."""
     width = rows.shape[1]
     padded = np.zeros((len(rows), -(-width // 8) * 8), np.uint8)
     padded[:, :width] = rows.view(np.uint8)

@@ -35,7 +35,7 @@ _BATCH_ROWS = 65536
 
 
 def with_strata(data: DataSpec, snapshot: SourceSnapshot, parallel: ParallelMap | None = None) -> SourceSnapshot:
-    """The snapshot with the strata of its train files, if a rule asks for them. Reads each of these files once.
+    """Return the snapshot with the strata of its train files, if a rule asks for them. Reads each of these files once.
 
     Args:
         parallel: where they are read, a file at a time; None for threads of this process. 16 bytes a row of a file are held.
@@ -76,7 +76,7 @@ def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: Sou
 
 
 def _ends(positions: np.ndarray, deal: Deal, name: str, value: int) -> tuple[float, ...]:
-    """The last hash of each part but the last one; -1 for a part that begins the range and is empty."""
+    """Return the last hash of each part but the last one; -1 for a part that begins the range and is empty."""
     draw = hashlib.blake2b(f"{name}\0{value}".encode(), digest_size=8).digest()
     rounding = float(unit_interval(np.frombuffer(draw, "<u8"))[0])
     counts = [min(len(positions), math.floor(end * len(positions) + rounding)) for end in deal.ends]

@@ -25,7 +25,7 @@ _NAMED_FILES = 3
 
 
 def given_types(data: DataSpec) -> dict[str, pa.DataType]:
-    """`data.types` as Arrow types. Raises SpecError listing every text that is not a type."""
+    """Return `data.types` as Arrow types. Raises SpecError listing every text that is not a type."""
     types, problems = {}, []
     for name, text in data.types.items():
         try:
@@ -47,7 +47,7 @@ class UnifiedColumn(NamedTuple):
 
 
 def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> list[UnifiedColumn]:
-    """The columns of the dataset with their types, in the order of `data.columns` or else of the files.
+    """Return the columns of the dataset with their types, in the order of `data.columns` or else of the files.
 
     Raises:
         SpecError: the pipeline file names a column that no file has.
@@ -118,7 +118,7 @@ def _with_folders(file: SourceFile, facts: FileFacts, in_files: set[str]) -> Map
 
 
 def columns_in(data: DataSpec, file: SourceFile, facts: FileFacts) -> dict[str, pa.DataType]:
-    """The columns of one file, as `unify` would have them if it were the only one."""
+    """Return the columns of one file, as `unify` would have them if it were the only one."""
     found = _with_folders(file, facts, set(facts.columns)) if format_of(data).folder_columns else facts.columns
     return {**found, **{name: kind for name, kind in given_types(data).items() if name in found}}
 
@@ -163,7 +163,7 @@ def _common(kinds: list[pa.DataType]) -> pa.DataType | None:
 
 
 def _classes_and_numbers(files: Sequence[SourceFile], found: Mapping[pa.DataType, list[int]]) -> str:
-    """Which files hold integers and which fractions, if both are there: together they are read as fractions."""
+    """Describe which files hold integers and which fractions, if both are there: together they are read as fractions."""
     kinds = {test: [kind for kind in found if test(kind)] for test in (pa.types.is_integer, pa.types.is_floating)}
     if not all(kinds.values()):
         return ""
@@ -181,7 +181,7 @@ def _disagreement(name: str, files: Sequence[SourceFile], found: dict[pa.DataTyp
 
 
 def _places(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
-    """Where files hold text among numbers, the first such line of each is what the user looks for."""
+    """Describe the first line with text of each file, where files hold text among numbers."""
     text = next((kind for kind in found if pa.types.is_string(kind)), None)
     others = [kind for kind in found if not pa.types.is_string(kind) and not pa.types.is_null(kind)]
     if text is None or not others:
@@ -192,7 +192,7 @@ def _places(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[
 
 
 def _stray(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:
-    """A text column that is nearly all numbers over all files: a stray word turned it into text."""
+    """Describe the stray word that turned a column, nearly all numbers over all files, into text."""
     evidence = [(file, fact.mostly_numbers.get(name)) for file, fact in zip(files, facts, strict=True)]
     known = [(file, seen) for file, seen in evidence if seen is not None]
     if len(known) < len(files):
@@ -209,7 +209,7 @@ def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
 
 
 def _type_to_set(kinds: list[pa.DataType]) -> str:
-    """The type of `data.types` as which a column may be read whose files disagree; "" where no type does."""
+    """Return the type of `data.types` as which a column may be read whose files disagree; "" where no type does."""
     kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
     if all(map(_is_whole, kinds)):
         return "int64"

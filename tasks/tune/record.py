@@ -68,7 +68,7 @@ class Trial(Section):
 
 
 def current_sweep(storage: Storage, pipeline: str) -> SweepRecord | None:
-    """The sweep that the next command continues, if there is one that can be read."""
+    """Return the sweep that the next command continues, if there is one that can be read."""
     try:
         sweep = str(storage.read_json(f"pipelines/{pipeline}/sweep.json")["run"])
         return SweepRecord.model_validate_json(storage.read_bytes(f"runs/{sweep}/sweep.json"))
@@ -83,7 +83,7 @@ def save_sweep(storage: Storage, pipeline: str, record: SweepRecord) -> None:
 
 
 def load_trials(storage: Storage, sweep: str) -> list[Trial]:
-    """The sweep's trials by number. One whose record cannot be read ends the list: its values will be proposed again."""
+    """Return the sweep's trials by number. One whose record cannot be read ends the list: its values will be proposed again."""
     found: list[Trial] = []
     for name in sorted(storage.list(f"runs/{sweep}/trials")):
         try:

@@ -166,7 +166,7 @@ def _any_like(text: pa.Array, cells: CellBytes, pattern: str) -> bool:
 
 
 def _are_numbers(text: pa.Array, cells: CellBytes) -> np.ndarray:
-    """Which cells read as numbers: bool [rows]."""
+    """Return which cells read as numbers: bool [rows]."""
     found = cells.may_be_number.copy()
     doubtful = pc.filter(text, pa.array(found))
     found[found] = pc.match_substring_regex(doubtful, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)

@@ -34,7 +34,7 @@ def has_long_integer(text: bytes) -> bool:
 
 
 def count_lines(text: bytes) -> tuple[int, int]:
-    """(lines that are not blank, line ends)."""
+    """Return (lines that are not blank, line ends)."""
     codes = np.frombuffer(text, np.uint8)
     ends = codes == _LINE_END
     num_ends = int(np.count_nonzero(ends))

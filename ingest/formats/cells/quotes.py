@@ -21,7 +21,7 @@ _LINES, _RECORDS, _LOOK_BYTES = 256, 3, 64 << 10
 
 
 def record_start(window: bytes, fields: int, delimiter: str, quote: str) -> int | None:
-    """Where in `window`, a part of a file, a line begins from which records have that many fields; None if nowhere."""
+    """Return where in `window`, a part of a file, a line begins from which records have that many fields; None if nowhere."""
     start = window.find(b"\n") + 1
     for _ in range(_LINES):
         if not 0 < start < len(window):

@@ -87,7 +87,7 @@ _Named = dict[str, pa.DataType | None]
 
 
 def _type(file: SourceFile, column: str, kind: Any, named: _Named) -> pa.DataType:
-    """The Arrow type of an Avro type; a union with null is a type that may be null. Adds to `named`."""
+    """Return the Arrow type of an Avro type; a union with null is a type that may be null. Adds to `named`."""
     if isinstance(kind, list):
         others = [each for each in kind if each != "null"]
         if len(others) > 1:

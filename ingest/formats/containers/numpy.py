@@ -54,7 +54,7 @@ class _Array(NamedTuple):
     shape: tuple[int, ...]
 
     def read(self, rows: int) -> np.ndarray:
-        """The next rows."""
+        """Return the next rows."""
         wanted = rows * int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
         data = self.stream.read(wanted)
         if len(data) != wanted:

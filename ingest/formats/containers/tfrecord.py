@@ -163,7 +163,7 @@ def _values(kind: int, message: bytes) -> Iterator[Any]:
 
 
 def _message(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of a message: bytes, or an int for a varint."""
+    """Return (field number, value) of a message: bytes, or an int for a varint."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)

@@ -124,7 +124,7 @@ class WebDatasetReader(Reader):
 
 
 def _value(file: SourceFile, member: str, suffix: str, content: bytes) -> tuple[str, Any]:
-    """(column, value) of a member."""
+    """Return (column, value) of a member."""
     name, _, kind = suffix.rpartition(".")
     try:
         if kind in _IMAGES:

@@ -41,7 +41,7 @@ class DeltaFormat(Format):
     Options = DeltaOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """The table, known by its id and version, wherever it lies."""
+        """Return the table, known by its id and version, wherever it lies."""
         deltalake = library("deltalake", "delta", "delta")
         uri, wanted = address_of(target, base_dir), data.__dict__["delta"].version
         with naming("Delta table", uri):
@@ -108,13 +108,13 @@ def _holds_its_rows(table: Any) -> bool:
 
 
 def _scanned(table: Any) -> pa.RecordBatchReader:
-    """The rows by the library's own engine, which reads whatever the protocol allows, in an order of its own."""
+    """Read the rows by the library's own engine, which reads all that the protocol allows, in an order of its own."""
     schema = pa.schema(table.schema().to_arrow())
     return pa.RecordBatchReader.from_stream(table.scan()).cast(schema)
 
 
 def _batches(table: Any, names: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
-    """Of all files where `names` is None."""
+    """Read the files of `names`, or all if it is None."""
     dataset = table.to_pyarrow_dataset()
     # By name: the log's own order differs from one reading to the next.
     for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.path):

@@ -46,7 +46,7 @@ class IcebergFormat(Format):
     Options = IcebergOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """The table, known by its id, snapshot and schema."""
+        """Return the table, known by its id, snapshot and schema."""
         options: IcebergOptions = data.__dict__["iceberg"]
         with naming("Iceberg table", target):
             table = _table(target, options, base_dir)

@@ -43,7 +43,7 @@ _TAKEN = "pandas DataFrames, Arrow tables or record batches, dicts of arrays, st
 
 
 def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable[[], ParallelMap] | None = None) -> Listing:
-    """The files that hold the rows of the sources: those of a table as they are, or those that the rows are written to once.
+    """Return the files that hold the rows of the sources: those of a table as they are, or files written once.
 
     Args:
         base_dir: the folder of the pipeline file, where relative paths start.
@@ -81,7 +81,7 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable
 def _keep(
     origin: Origin, target: str, storage: Storage, folder: str, spread: Callable[[], ParallelMap] | None
 ) -> dict[str, Any]:
-    """What is noted of where the rows are. The note is written last: of two processes at once each writes rows of its own."""
+    """Read the note on where the rows are. It is written last: of two processes at once each writes rows of its own."""
     with origin.reading():
         files = None if origin.files is None else origin.files()
         if files is not None and _is_seen_with(storage, files.root):
@@ -233,7 +233,7 @@ def _of_pandas(frame: Any) -> pa.Table:
 
 
 def _column(values: Any) -> pa.Array:
-    """An array [rows, ...] as a column: of more than one dimension as tensors of a fixed shape."""
+    """Return an array [rows, ...] as a column: of more than one dimension as tensors of a fixed shape."""
     if isinstance(values, np.ndarray) and values.ndim > 1:
         return tensor_array(values)
     return pa.array(values)

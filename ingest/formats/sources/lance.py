@@ -38,7 +38,7 @@ class LanceFormat(Format):
     Options = LanceOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """The dataset, known by its version and when that was made, since it has no id."""
+        """Return the dataset, known by its version and when that was made, since it has no id."""
         uri, wanted = address_of(target, base_dir), data.__dict__["lance"].version
         with naming("Lance dataset", uri):
             dataset = _dataset(uri, wanted)

@@ -50,7 +50,7 @@ class PythonFormat(Format):
         return ArrowReader()
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """The function, known by its code, its params and the fingerprint."""
+        """Return the function, known by its code, its params and the fingerprint."""
         options: PythonOptions = data.__dict__.get("python") or PythonOptions()
         code = capture(target, base_dir, options.params)
         identity = [code.digest, options.model_dump(mode="json")["params"], _fingerprint(options, base_dir)]
@@ -70,7 +70,7 @@ def _call(code: UserCode, options: PythonOptions, base_dir: Path) -> Any:
 
 
 def _whole(value: Any, code: UserCode, base_dir: Path) -> Any:
-    """A path beside the pipeline file, wherever the command was started; the code finds captured files by itself."""
+    """Resolve a path beside the pipeline file, wherever the command was started; the code finds captured files itself."""
     is_path = isinstance(value, str) and value and value not in code.param_files and (base_dir / value).exists()
     return str(base_dir / value) if is_path else value
 
@@ -97,7 +97,7 @@ def _reading(code: UserCode) -> Iterator[None]:
 
 @contextmanager
 def _ray_ends_again() -> Iterator[None]:
-    """A Ray that the function has started, as most of Ray Data does, would be in the way of the run's own."""
+    """Shut down a Ray that the function has started, as most of Ray Data does: the run starts its own."""
     before = _ray_runs()
     try:
         yield

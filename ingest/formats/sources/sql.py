@@ -49,7 +49,7 @@ class SqlFormat(Format):
     Options = SqlOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """The query, known by its text, the database's address and the snapshot."""
+        """Return the query, known by its text, the database's address and the snapshot."""
         options: SqlOptions = data.__dict__["sql"]
         query = _query(target, base_dir)
         with naming("query", shorten(query)):

@@ -39,7 +39,7 @@ def plain_files(
     partitions: Mapping[str, Sequence[str | None]],
     ids: Mapping[str, int] | None = None,
 ) -> TableFiles | None:
-    """The table as files, or None if it is more than that; reads their footers.
+    """Return the table as files, or None if it is more than that; reads their footers.
 
     Args:
         root: the table's folder or URL.

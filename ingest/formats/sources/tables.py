@@ -21,7 +21,7 @@ File = TypeVar("File")
 
 
 def address_of(target: str, base_dir: Path) -> str:
-    """A URL as it is, a path from the pipeline file's folder."""
+    """Return a URL as it is, a path from the pipeline file's folder."""
     return target if "://" in target else os.path.abspath(base_dir / os.path.expanduser(target))
 
 

@@ -29,9 +29,7 @@ from penstock.tasks.tune.spec import TuneSpec
 from tests.drills.project import make_project
 
 
-def test_trial_killed_while_stopping_early_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_killed_while_stopping_early_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
