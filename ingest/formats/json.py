@@ -217,7 +217,7 @@ class JsonReader(Reader):
                     )
 
     def _parse_slowly(self, file: SourceFile, block: Block, given: pa.Schema, *, infer: bool) -> pa.Table:
-        """Parse a block where a column of `data.types` holds several kinds of values, or a column that is not read is untidy."""
+        """Parse a block where a column of `data.types` has several kinds of values, or a column that is not read is untidy."""
         wanted = self._columns if infer else given.names
         typed: dict[str, list[Any]] = {name: [] for name in given.names if name in self._types}
         objects: list[tuple[int, dict[str, Any]]] = []
