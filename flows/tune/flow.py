@@ -209,10 +209,10 @@ def _concurrent(sweep: Sweep, need_ray: RayOnDemand) -> int:
     nodes, most = need_ray.cluster.nodes, need_ray.cluster.most
     if need_ray.cluster.embedded:  # it may have been given more CPUs than there are, for the tasks that prepare rows
         nodes, most = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},), None
-    concurrent, said = trials_at_once(spec, sweep.tune, nodes, most)
-    for line in (*said, f"{counted(sweep.tune.limit, 'trial')}, {concurrent} at once"):
+    concurrent, lines = trials_at_once(spec, sweep.tune, nodes, most)
+    for line in (*lines, f"{counted(sweep.tune.limit, 'trial')}, {concurrent} at once"):
         sweep.ctx.reporter.say(f"{spec.name}: {line}")
-    sweep.said.update(said)
+    sweep.shared_lines.update(lines)
     return concurrent
 
 

@@ -23,7 +23,7 @@ def with_folds(loaded: LoadedSpec) -> LoadedSpec:
     spec = loaded.spec
     if spec.data.folds is None:
         raise SpecError(
-            f"{loaded.file.name} has no data.folds, which says into how many folds the rows are dealt",
+            f"{loaded.file.name} has no data.folds, the number of folds that the rows are dealt into",
             next_step=f"penstock run {loaded.file} --folds --set data.folds=5",
         )
     best = spec.train.checkpoint.best
@@ -66,14 +66,14 @@ def finish_folds(ctx: RunContext, trials: Sequence[Trial]) -> dict[str, Any]:
     ]
     ctx.tracker.log_json("folds.json", {"folds": folds, "mean": means, "std": deviations})
     ctx.tracker.log_metrics(means | deviations, 0)
-    said = ", ".join(f"{name} {means[name]:.4g} ± {deviations[f'{name}_std']:.2g}" for name in names)
+    described = ", ".join(f"{name} {means[name]:.4g} ± {deviations[f'{name}_std']:.2g}" for name in names)
     return {
         "status": "done",
         "sweep": ctx.run.run,
         f"{ctx.run.tracker}_run_id": ctx.tracker.run_id,
         "folds": folds,
         "metrics": means | deviations,
-        "summary": f"{len(trials)} folds: {said}",
+        "summary": f"{len(trials)} folds: {described}",
     }
 
 

@@ -20,7 +20,7 @@ def tune_spec(loaded: LoadedSpec) -> TuneSpec:
     """Return the section `tune` of the file. Raises SpecError if it has none."""
     if loaded.spec.tune is None:
         raise SpecError(
-            f"{loaded.file.name} has no section `tune`, which says what to try",
+            f"{loaded.file.name} has no section `tune` with the values to try",
             next_step="add for instance: tune: {space: {train.learning_rate: {log_range: [0.0001, 0.1]}}, trials: 8}",
         )
     return loaded.spec.tune

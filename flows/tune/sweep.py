@@ -32,7 +32,7 @@ class Sweep:
         trials: all that have begun, by number from 1.
         live: number -> how a trial that is trained now is stopped.
         prepared: the key of a `shuffle` -> a context with the outcomes up to it.
-        said: lines that the training of each trial would repeat.
+        shared_lines: lines that the training of each trial would repeat.
         preparing: held while rows are prepared, so that no two trials prepare the same.
     """
 
@@ -42,7 +42,7 @@ class Sweep:
     trials: list[Trial] = field(init=False)
     live: dict[int, StopRequest] = field(default_factory=dict)
     prepared: dict[str, RunContext] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)
+    shared_lines: set[str] = field(default_factory=set)
     preparing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

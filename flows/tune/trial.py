@@ -52,7 +52,7 @@ class _TrialReporter:
 
     def say(self, text: str) -> None:
         of_training = f"{TRAIN.name}: "
-        if text.startswith(of_training) and text.removeprefix(of_training) not in self.sweep.said:
+        if text.startswith(of_training) and text.removeprefix(of_training) not in self.sweep.shared_lines:
             self.sweep.line(self.number, f": {text}")
 
     def warn(self, text: str) -> None:

@@ -112,7 +112,7 @@ def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch
 
 def test_lines_of_a_trial_carry_its_number() -> None:
     told: list[str] = []
-    sweep: Any = SimpleNamespace(said={"on CPUs"}, line=lambda number, text: told.append(f"trial {number}{text}"))
+    sweep: Any = SimpleNamespace(shared_lines={"on CPUs"}, line=lambda number, text: told.append(f"trial {number}{text}"))
     reporter = _TrialReporter(sweep, 3)
     reporter.say("train: rank 1: hello")
     reporter.say("train: on CPUs")
