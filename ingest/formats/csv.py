@@ -348,28 +348,13 @@ class CsvReader(Reader):
         return DataError(f"{file.uri}: is not {named}: {error}", next_step="correct data.csv: {encoding: ...}")
 
     def _broken_records(self, file: SourceFile, header: list[str]) -> list[str]:
-        """Go through the file with Python's strict parser, 10 times slower, to find the lines.
-
-        Raises:
-            DataError: all of them are of one kind: they end with a delimiter that the header does not have.
-        """
-        problems, num_rows, num_open = [], -self._before_rows, 0
+        """Go through the file with Python's strict parser, 10 times slower, to find the lines."""
+        problems = []
         for start, row, problem in self._form.records(file):
-            num_rows += bool(row)
             if problem:
                 problems.append(problem)
             elif row and len(row) != len(header):
                 problems.append(f"line {start} has {len(row)} instead of {len(header)} fields: {shorten(','.join(row))}")
-                num_open += len(row) == len(header) + 1 and not row[-1]
-        if problems and num_open == num_rows == len(problems):
-            names = ", ".join(map(in_yaml, header))
-            skip = self._form.options.skip_rows + self._before_rows
-            raise DataError(
-                f"{file.uri}: each line{' below the header' if self._before_rows else ''} ends with "
-                f"{self._form.delimiter(file)!r}, after which another field begins",
-                next_step=f"name the columns, with one more that is not read: data: {{columns: [{names}], "
-                f"csv: {{header: [{names}, NOTHING], skip_rows: {skip}}}}}",
-            )
         return problems
 
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import yaml
 
 from penstock.errors import DataError
 from tests.ingest.reading import read_rows, read_snapshot, write_files
@@ -116,6 +115,7 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
             "# of May\na,b\n1,2\n",
             "or if '# of May' in the first line names no column, leave that out: data.csv: {skip",
         ),
+        ("a,b\n1,2,\n3,4,\n", "line 2 has 3 instead of 2 fields: 1,2,"),
         ("a;b\n1;2\n", "separated by ';'"),
         ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
         ("a,a\n1,2\n", "header twice\nNext: name the columns in its place: data.csv: {header: [NAME, ...], skip_rows: 1}"),
@@ -131,18 +131,6 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | byt
     assert message in text
     assert str(tmp_path / "bad.csv") in text
     assert "good.csv" not in text
-
-
-@pytest.mark.parametrize("options", [{}, {"header": ["a", "b"]}])
-def test_a_comma_at_the_end_of_every_line_is_one_problem(tmp_path: Path, options: dict[str, Any]) -> None:
-    head, rows = "" if options else "a,b\n", "".join(f"{row},2,\n" for row in range(30))
-    write_files(tmp_path, {"a.csv": head + rows})
-    with pytest.raises(DataError, match=r"a\.csv: each line .*ends with ','") as refused:
-        read_rows(tmp_path, "csv", csv=options)
-    assert not refused.value.problems
-    told = yaml.safe_load(refused.value.next_step.partition(": ")[2])["data"]
-    assert read_rows(tmp_path, "csv", **told).to_pylist()[29] == {"a": 29, "b": 2}
-    assert "line 3 has 3 instead" in refusal(tmp_path, {"a.csv": "a,b\n1,2\n3,4,\n"}), "of one line it is not said"
 
 
 def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
