@@ -92,7 +92,7 @@ def rows():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 3", "gave a int .*no rows"),
+        ("return 3", "gave a int .*are not rows"),
         ("return iter(())", "gave no rows"),
         ("yield {'x': [1, 'a']}", "table 0 .*does not become Arrow"),
         ("yield pd.DataFrame({'x': [1]}, index=pd.Index([7], name='id'))", r"index \['id'\] would be lost; call reset_index"),
