@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,7 +22,6 @@ from penstock.tasks.model.slices import slices_of
 from penstock.tasks.records.data_tables import as_csv
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
-from penstock.training.evaluation.blocks import threads_of
 from penstock.training.evaluation.evaluate import EvaluationResult
 from penstock.training.evaluation.evaluate import evaluate as evaluate_model
 from penstock.training.job import TrainJob, TrainOutcome
@@ -161,18 +159,19 @@ def measure_checkpoint(
     """Measure in this process, with as many threads as a training worker has.
 
     Args:
-        share_out: let free workers of the cluster answer to some of the batches, where this process would take long alone.
+        share_out: let free workers of the cluster measure some of the batches, if this process would take long alone.
     """
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads_of(job))
-        blocks = None
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(job.spec.cpus_per_worker)))
+    try:
+        helpers = None
         if share_out:
-            from penstock.training.on_ray.block_scorers import BlockScorers, can_share_out  # it loads Ray
+            from penstock.training.on_ray.evaluation_helpers import can_share_out, start_helpers  # it loads Ray
 
-            if can_share_out(job):
-                blocks = stack.enter_context(contextlib.closing(BlockScorers(job, model, files, splits)))
-        return evaluate_model(job, load_model(model, files), splits=splits, blocks=blocks, **options)
+            helpers = partial(start_helpers, model, files) if can_share_out(job) else None
+        return evaluate_model(job, load_model(model, files), splits=splits, helpers=helpers, **options)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:

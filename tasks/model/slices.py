@@ -15,7 +15,7 @@ from penstock.errors import SpecError
 from penstock.ingest.materialize.provenance import Sources, sources_of
 from penstock.ingest.schema import Split
 from penstock.tasks.model.held_out import HeldOut
-from penstock.training.evaluation.evaluate import Slice
+from penstock.training.evaluation.split_measures import Slice
 
 __all__ = ["MAX_VALUES", "slices_of"]
 

@@ -1,4 +1,4 @@
-"""How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint, counted in one process.
+"""How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint.
 
 Rows are streamed; memory holds five numbers of each, beside what its metrics keep.
 """
@@ -7,40 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from penstock.errors import DataError
-from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import METRICS_OF, Split
 from penstock.progress import Progress, silent
-from penstock.training.evaluation.blocks import BlocksOf, shared_out
-from penstock.training.evaluation.metrics import MetricSet, make_metrics
-from penstock.training.evaluation.row_results import MAX_ROWS, RowResults
-from penstock.training.evaluation.validation import run_over
+from penstock.training.evaluation.metrics import make_metrics
+from penstock.training.evaluation.row_results import MAX_ROWS
+from penstock.training.evaluation.split_measures import (
+    Slice,
+    SplitMeasures,
+    StartHelpers,
+    measure_batches,
+)
 from penstock.training.job import TrainJob
 from penstock.training.model import TrainedModel
-from penstock.training.open_feeds import open_job_feed
-from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["EvaluationResult", "Slice", "evaluate"]
-
-
-class Slice(NamedTuple):
-    """Some rows of a split. Picklable."""
-
-    column: str
-    name: str
-    """As a person writes it: `country=France`, `18<=age<30`."""
-    rows: np.ndarray
-    """bool [rows of the split], by the row's number; some are in it."""
-
-
-Parts = list[tuple[Slice, MetricSet]]
+__all__ = ["EvaluationResult", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     figures: bool = True,
     slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
-    blocks: BlocksOf | None = None,
+    helpers: StartHelpers | None = None,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure a model on held-out splits, in this process.
@@ -85,8 +72,8 @@ def evaluate(
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
         slices: which rows of a split are measured by themselves, too.
-        blocks: batches that other processes have answered to; what is found is the same to the bit.
-        progress: told rows done.
+        helpers: starts other processes for some of the batches; the last bits of the values may differ then.
+        progress: takes the rows done.
 
     Raises:
         SpecError: a metric is unknown or does not fit.
@@ -102,37 +89,41 @@ def evaluate(
         return result
     total = sum(rows_of.get(split, 0) for split in splits)
     done = 0
+
+    def observe(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total, "rows")
+
     for split in splits:
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        feed = open_job_feed(job, split, 0, 1, model.device)
-        measured = make_metrics(names, schema, model).to(model.device)
-        rows = RowResults()
-        parts = [(part, make_metrics(names, schema, model).to(model.device)) for part in slices.get(split, ())]
-
-        def observe(batch: Batch, output: Tensor, rows: RowResults = rows, parts: Parts = parts) -> None:
-            nonlocal done
-            done += len(output)
-            rows.add(batch.row_ids, batch.columns, output, schema, model.predicts)
-            for part, metrics_of_part in parts:
-                _measure_part(part, metrics_of_part, batch, output)
-            progress(done, total, "rows")
-
-        with collecting(OwnValues(None, METRICS_OF[split])) as own:
-            answering = model if blocks is None else shared_out(model, split, blocks)
-            loss, count = run_over(answering, feed, measured, observe)
-        answers = rows.columns()
+        measures = SplitMeasures(job, model, split, names, slices.get(split, ()))
+        task = partial(measure_batches, job, split, names, slices.get(split, ()))
+        batches = -(-rows_of[split] // job.spec.batch_rows)
+        # user metrics may not be mergeable
+        started = [] if helpers is None or measures.metrics.raw else helpers(task, batches)
+        measures.measure(0, started[0].first if started else None, observe)
+        for helper in started:
+            counts = helper.result()
+            if counts is None:
+                measures.measure(helper.first, helper.last, observe)
+            else:
+                measures.merge(counts)
+                observe(counts.rows_counted)
+        answers = measures.rows.columns()
         result.rows[split] = {name: values[:MAX_ROWS] for name, values in answers.items() if name != "confidence"}
-        for part, metrics_of_part in parts:
+        for part, metrics_of_part in measures.slices:
             entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}
             of_part, undefined = metrics_of_part.compute(), metrics_of_part.undefined
             shown = {name: None if name in undefined else value for name, value in of_part.items()}
             why = "; ".join(f"{name}: {reason}" for name, reason in undefined.items()) or None
             result.slices.append({**entry, **shown, "not_defined": why})
-        values = {"loss": loss / count} if has_loss else {}
-        values |= measured.compute()
-        result.undefined.update({f"{METRICS_OF[split]}/{name}": reason for name, reason in measured.undefined.items()})
-        result.metrics.update({**own.totals(), **{f"{METRICS_OF[split]}/{name}": value for name, value in values.items()}})
+        values = {"loss": measures.loss / measures.count} if has_loss else {}
+        values |= measures.metrics.compute()
+        phase = METRICS_OF[split]
+        result.undefined.update({f"{phase}/{name}": reason for name, reason in measures.metrics.undefined.items()})
+        result.metrics.update(measures.logged.totals() | {f"{phase}/{name}": value for name, value in values.items()})
         if figures:
             from penstock.training.evaluation import figures as draw  # matplotlib and scikit-learn take a second and a half
 
@@ -147,10 +138,3 @@ def evaluate(
 
             result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
     return result
-
-
-def _measure_part(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:
-    chosen = torch.from_numpy(np.flatnonzero(part.rows[batch.row_ids])).to(output.device)
-    if len(chosen):
-        columns = {name: values[chosen] for name, values in batch.columns.items() if len(values) == len(output)}
-        metrics.update(output[chosen], columns)

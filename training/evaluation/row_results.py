@@ -57,6 +57,11 @@ class RowResults:
         for values, into in ((predicted, self.predicted), (target, self.target), (loss, self.loss)):
             into.append(np.asarray(values, np.float32))
 
+    def extend(self, other: RowResults) -> None:
+        """Add the answers of another process."""
+        for name in ("ids", "predicted", "target", "loss", "confidence"):
+            getattr(self, name).extend(getattr(other, name))
+
     def columns(self) -> dict[str, NDArray[Any]]:
         """`id` and the other attributes that have values, in the order of the rows' numbers; empty if nothing was kept."""
         if not self.ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) 
     A collective; the same on every rank.
     """
     with collecting(OwnValues(group, "val")) as own:
-        loss, rows = run_over(model, feed, metrics)
+        loss, rows = run_over(model, feed.batches(0), metrics)
     logged = own.totals()
     total, count = group.sum([loss, float(rows)])
     values = {"loss": total / max(count, 1.0), **metrics.compute()}
@@ -55,15 +55,17 @@ def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) 
 
 
 @torch.no_grad()
-def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: BatchObserver | None = None) -> tuple[float, int]:
-    """Run the model over this rank's part of a split, updating `metrics`. The model is in eval mode already.
+def run_over(
+    model: TrainedModel, batches: Iterable[Batch], metrics: MetricSet, observe: BatchObserver | None = None
+) -> tuple[float, int]:
+    """Run the model over batches of a split, updating `metrics`. The model is in eval mode already.
 
     Returns:
         (sum of the rows' losses, rows).
     """
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     rows = 0
-    for batch in feed.batches(0):
+    for batch in batches:
         if batch.rows == 0:
             continue
         columns = batch.columns

@@ -178,7 +178,9 @@ class _Run:
         return events
 
     def _validate(self) -> None:
-        loss, rows = run_over(self._model, open_job_feed(self._job, "validation", 0, 1, self._model.device), self._metrics)
+        loss, rows = run_over(
+            self._model, open_job_feed(self._job, "validation", 0, 1, self._model.device).batches(0), self._metrics
+        )
         values = {"loss": loss / max(rows, 1), **self._metrics.compute()}
         validated = {f"val/{name}": value for name, value in values.items()}
         self._measured |= validated

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +25,19 @@ from sklearn.metrics import (
 from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.schema import METRICS_OF, ColumnInfo, FeedSchema, Split
+from penstock.ingest.schema import METRICS_OF, ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.evaluation.blocks import Answer, BlockScorer, num_blocks
-from penstock.training.evaluation.evaluate import Slice, evaluate
+from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.evaluation.figures import class_table, draw_figures, figure_png
+from penstock.training.evaluation.metrics import CLASSIFICATION, REGRESSION, make_metrics
 from penstock.training.evaluation.row_results import RowResults
+from penstock.training.evaluation.split_measures import Helper, MeasuredBatches, Slice
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.job import TrainJob
-from penstock.training.model import ModelSpec, TrainedModel, load_model
+from penstock.training.model import ModelSpec, Predicts, TrainedModel, load_model
 from penstock.training.recipe import load_recipe
 from tests.training.digits import make_job, train_alone
 
@@ -95,36 +99,62 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
     assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
 
 
-def test_batches_that_others_answered_to_change_no_bit(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_helpers_counts_are_merged_and_failed_ones_made_up_for(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
-    job = replace(job, spec=job.spec.model_copy(update={"batch_rows": 2}))
-    spec = ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=TorchFramework.loader)
-    splits: list[Split] = ["validation", "test"]
-    others = [BlockScorer(job, spec, checkpoint.storage) for _ in range(2)]
-    asked: list[tuple[str, int]] = []
-
-    def blocks(split: Split, block: int) -> list[Answer] | None:
-        asked.append((split, block))
-        if block % 3 == 0:
-            return None
-        answers: list[Answer] = pickle.loads(pickle.dumps(others[block % 3 - 1].answers(split, block)))
-        return answers
-
-    metrics = ["accuracy", "auroc", "calibration_error"]
+    job = replace(job, spec=job.spec.model_copy(update={"batch_rows": 1}))
+    metrics = [*CLASSIFICATION]
     _, labels = split_rows(job.manifest, job.data_storage, "test")
     slices = {"test": [Slice("digit", "digit<5", labels < 5)]}
-    alone = evaluate(job, loaded(job, checkpoint), splits=splits, metrics=metrics, slices=slices)
-    shared = evaluate(job, loaded(job, checkpoint), splits=splits, metrics=metrics, slices=slices, blocks=blocks)
-    assert asked == [(split, block) for split in splits for block in range(num_blocks(job, split))]
-    assert num_blocks(job, "test") > 3 and shared.metrics == alone.metrics and len(alone.metrics) == 8
-    assert (shared.slices, shared.tables, shared.figures) == (alone.slices, alone.tables, alone.figures)
-    for split in splits:
-        for name, values in alone.rows[split].items():
-            assert np.array_equal(values, shared.rows[split][name]), name
-    wrong = evaluate(
-        job, loaded(job, checkpoint), splits=["test"], metrics=metrics, blocks=lambda split, block: others[0].answers(split, 0)
-    )
-    assert wrong.metrics["test/loss"] != alone.metrics["test/loss"], "the answers are those that count"
+    failing: list[int] = []
+    calls: list[tuple[int, int]] = []
+
+    def helpers(measure: Any, batches: int) -> list[Helper]:
+        def result(a: int, b: int) -> MeasuredBatches | None:
+            calls.append((a, b))
+            counts: MeasuredBatches = pickle.loads(pickle.dumps(measure(loaded(job, checkpoint), a, b)))
+            return None if a in failing else counts
+
+        edges = [25, 36, batches]
+        return [Helper(a, b, partial(result, a, b)) for a, b in itertools.pairwise(edges)]
+
+    alone = evaluate(job, loaded(job, checkpoint), metrics=metrics, slices=slices)
+    assert len(alone.metrics) == len(metrics) + 1
+    for fails in (False, True):
+        failing += [36] * fails
+        seen: list[float] = []
+        shared = evaluate(
+            job,
+            loaded(job, checkpoint),
+            metrics=metrics,
+            slices=slices,
+            helpers=helpers,
+            progress=lambda done, *_: seen.append(done),  # noqa: B023
+        )
+        assert shared.metrics == pytest.approx(alone.metrics, rel=1e-6) and seen[-1] == job.manifest.rows["test"]
+        assert shared.tables == alone.tables and shared.figures.keys() == alone.figures.keys()
+        (part,), (whole,) = shared.slices, alone.slices
+        assert {k: v for k, v in part.items() if isinstance(v, float)} == pytest.approx(
+            {k: v for k, v in whole.items() if isinstance(v, float)}, rel=1e-6
+        )
+        for name, values in alone.rows["test"].items():
+            assert np.array_equal(values, shared.rows["test"][name]), name
+    assert len(calls) == 4
+
+
+def test_regression_counts_of_two_processes_are_merged() -> None:
+    schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
+    true = torch.rand(100)
+    predicted = true + 0.1 * torch.randn(100)
+    whole, *parts = (make_metrics([*REGRESSION], schema, Numbers()) for _ in range(3))
+    whole.update(predicted, {"price": true})
+    for part, rows in zip(parts, (slice(0, 30), slice(30, None)), strict=True):
+        part.update(predicted[rows], {"price": true[rows]})
+    parts[0].merge(pickle.loads(pickle.dumps(parts[1].state())))
+    assert parts[0].compute() == pytest.approx(whole.compute(), rel=1e-12)
+
+
+class Numbers(Predicts):
+    """Predicts numbers."""
 
 
 def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, Checkpoint]) -> None:

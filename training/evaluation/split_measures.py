@@ -1,0 +1,131 @@
+"""What is counted of one split? Several processes may count some of its batches each; their states are merged.
+
+The order in which sums are added up then differs, and with it the last bits of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import METRICS_OF, Split
+from penstock.training.evaluation.metrics import MetricSet, State, make_metrics
+from penstock.training.evaluation.row_results import RowResults
+from penstock.training.evaluation.validation import run_over
+from penstock.training.job import TrainJob
+from penstock.training.model import TrainedModel
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues, collecting
+
+__all__ = ["Helper", "MeasuredBatches", "Slice", "SplitMeasures", "StartHelpers", "measure_batches"]
+
+
+class Slice(NamedTuple):
+    """Some rows of a split. Picklable."""
+
+    column: str
+    name: str
+    """As a person writes it: `country=France`, `18<=age<30`."""
+    rows: np.ndarray
+    """bool [rows of the split], by the row's number."""
+
+
+class MeasuredBatches(NamedTuple):
+    """The counts of some batches. Picklable, on the CPU."""
+
+    loss: float
+    rows_counted: int
+    metrics: State
+    slices: list[State]
+    rows: RowResults
+    logged: dict[str, Any]
+
+
+class Helper(NamedTuple):
+    """Another process that counts the batches from `first` to before `last`."""
+
+    first: int
+    last: int
+    result: Callable[[], MeasuredBatches | None]
+    """Waits for the counts; None if the process failed."""
+
+
+StartHelpers = Callable[[Callable[[TrainedModel, int, int], MeasuredBatches], int], list[Helper]]
+"""Starts processes that count the last of a number of batches with the given function."""
+
+
+class SplitMeasures:
+    """Everything that is counted of one split in one process.
+
+    Args:
+        metrics: names; None takes the model's own, else those that fit the label.
+        slices: rows that are measured by themselves, too.
+    """
+
+    def __init__(
+        self, job: TrainJob, model: TrainedModel, split: Split, metrics: Sequence[str] | None, slices: Sequence[Slice]
+    ) -> None:
+        self._job, self._model, self._schema = job, model, job.manifest.feed_schema
+        self._feed = open_job_feed(job, split, 0, 1, model.device)
+        self.metrics = make_metrics(metrics, self._schema, model).to(model.device)
+        self.slices = [(part, make_metrics(metrics, self._schema, model).to(model.device)) for part in slices]
+        self.rows = RowResults()
+        self.logged = OwnValues(None, METRICS_OF[split])
+        self.loss, self.count = 0.0, 0
+
+    def measure(self, first: int = 0, last: int | None = None, observe: Callable[[int], None] | None = None) -> None:
+        """Count the batches from `first` to before `last`, or to the end; `observe` takes the rows of each."""
+
+        def seen(batch: Batch, output: Tensor) -> None:
+            self.rows.add(batch.row_ids, batch.columns, output, self._schema, self._model.predicts)
+            for part, metrics in self.slices:
+                _measure_slice(part, metrics, batch, output)
+            if observe is not None:
+                observe(len(output))
+
+        batches = self._feed.batches(0, first * self._job.spec.batch_rows)
+        with collecting(self.logged):
+            loss, count = run_over(self._model, islice(batches, None if last is None else last - first), self.metrics, seen)
+        self.loss, self.count = self.loss + loss, self.count + count
+
+    def counts(self) -> MeasuredBatches:
+        """The counts so far, for `merge` in another process."""
+        slices = [metrics.state() for _, metrics in self.slices]
+        return MeasuredBatches(self.loss, self.count, self.metrics.state(), slices, self.rows, self.logged.sums())
+
+    def merge(self, other: MeasuredBatches) -> None:
+        """Add the counts of another process."""
+        self.loss, self.count = self.loss + other.loss, self.count + other.rows_counted
+        self.metrics.merge(other.metrics)
+        for (_, metrics), state in zip(self.slices, other.slices, strict=True):
+            metrics.merge(state)
+        self.rows.extend(other.rows)
+        self.logged.add_sums(other.logged)
+
+
+def measure_batches(
+    job: TrainJob,
+    split: Split,
+    metrics: Sequence[str] | None,
+    slices: Sequence[Slice],
+    model: TrainedModel,
+    first: int,
+    last: int,
+) -> MeasuredBatches:
+    """Count some batches of a split, in a helper."""
+    measures = SplitMeasures(job, model, split, metrics, slices)
+    measures.measure(first, last)
+    return measures.counts()
+
+
+def _measure_slice(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:
+    chosen = torch.from_numpy(np.flatnonzero(part.rows[batch.row_ids])).to(output.device)
+    if len(chosen):
+        columns = {name: values[chosen] for name, values in batch.columns.items() if len(values) == len(output)}
+        metrics.update(output[chosen], columns)
