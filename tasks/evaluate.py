@@ -140,7 +140,7 @@ def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
     """The rows of the highest loss first, by file and row; classes by name.
 
     Args:
-        answers: columns of training/evaluation/row_results.py, with `file` and `row`.
+        answers: columns of training/evaluation/split_measures.py, with `file` and `row`.
     """
     order = pc.sort_indices(answers, [("loss", "descending")]).slice(0, MOST_WRONG_ROWS)
     worst = answers.take(order)

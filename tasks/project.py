@@ -18,9 +18,9 @@ from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.together import together
-from penstock.training.callback_code import CallbackCode
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.job import CallbackCode
 from penstock.training.registry.registries import REGISTRIES
 from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of

@@ -2,6 +2,6 @@
 
 Rooms, low to high: `checkpoint`, `callbacks`, `step`, `evaluation`, `loop`, `on_ray`, `frameworks`; `tracking`, `registry` and
 `predict` beside them.
-Public: `spec` (what a file may say), `recipe` (what a user writes), `model` (a trained model), `job` (what a worker group
+Public: `spec` (the keys of a file), `recipe` (what a user writes), `model` (a trained model), `job` (what a worker group
 needs), `events`, `own_values` (`penstock.log`).
 """

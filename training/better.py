@@ -1,4 +1,4 @@
-"""Is a model the better one for more of a metric, or for less?"""
+"""Which metrics are better higher, and which lower?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIGHER_IS_BETTER = frozenset(
 
 
 def mode_problem(metric: str, mode: Literal["min", "max"]) -> str:
-    """Why `mode` would take the worst for the best; empty if it does not, or if the metric is one of the user's.
+    """Explain why `mode` would keep the worst; empty if it does not, or if the metric is the user's own.
 
     Args:
         metric: as a validation names it: `val/accuracy`.

@@ -1,4 +1,4 @@
-"""What happens while training runs, as the driver hears it?"""
+"""Which events does training send to the driver?"""
 
 from __future__ import annotations
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config import OnResume, resume_rules
+from pydantic import Field
+
+from penstock.config import OnResume, Section, resume_rules
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
@@ -16,15 +18,9 @@ from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.ingest.feed.batch import Feed
-    from penstock.training.callback_code import CallbackCode
     from penstock.usercode.capture import UserCode
-from typing import Literal
 
-from pydantic import Field
-
-from penstock.config import Section
-
-__all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "FeedOpener", "TrainJob", "TrainOutcome"]
+__all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "CallbackCode", "FeedOpener", "TrainJob", "TrainOutcome"]
 
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
@@ -35,6 +31,20 @@ RECIPE_CODE, RECIPE_PARAMS = "the recipe's code", "train.params"
 
 _MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
 """Settings whose effect on the bits is read from what was really used, not from the spec."""
+
+
+@dataclass(frozen=True)
+class CallbackCode:
+    """One entry of `train.callbacks`, as a worker gets it. Picklable.
+
+    Attributes:
+        name: of a built-in callback, of a package's, or `file.py:Name`.
+        code: of `file.py:Name`.
+    """
+
+    name: str
+    params: dict[str, Any]
+    code: UserCode | None = None
 
 
 @dataclass(frozen=True)

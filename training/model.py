@@ -41,7 +41,7 @@ SUM_TOLERANCE = 0.02
 
 
 def are_probabilities(scores: Tensor) -> bool:
-    """Whether every row of [rows, classes] may be a distribution. One that holds NaN says nothing against it."""
+    """Whether every row of [rows, classes] may be a distribution. Rows with NaN are passed over."""
     scores = scores.detach().float()
     wrong = (scores < 0).any(dim=1) | ((scores.sum(dim=1) - 1).abs() > SUM_TOLERANCE)
     return not bool(wrong.any())
@@ -50,7 +50,7 @@ def are_probabilities(scores: Tensor) -> bool:
 def own_device() -> torch.device:
     """Where a model that this process loads is to be: on the GPU where there is one.
 
-    Ray shows all GPUs of a node to work that has asked for none; there it is the CPU, as `train.gpus: 0` says.
+    Ray shows all GPUs of a node to work that has asked for none; there it is the CPU, as `train.gpus: 0` requires.
     """
     ray = sys.modules.get("ray")  # a program that loads a model need not have it
     if ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
@@ -81,7 +81,7 @@ class Predicts(Protocol):
         return False
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count one batch's predictions into its own metrics. Called where `can_measure` says so."""
+        """Count one batch's predictions into its own metrics. Called if `can_measure` is true."""
         return None
 
 

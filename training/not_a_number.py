@@ -1,4 +1,4 @@
-"""What does a training that has left the numbers tell its user?"""
+"""What happens when a loss or a weight is not a number?"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
     """Chart a value of your own, from anywhere in user code: `penstock.log("kl", kl)`.
 
     In a step of training it becomes `train/kl`, in a validation `val/kl`, in the evaluation of a split `test/kl`; a name with a
-    slash stays as it is. It is no collective: a rank may log what others do not. Outside of these it does nothing, and says so
+    slash stays as it is. It is not a collective: ranks may log different values. Outside of these it does nothing and warns
     once, so that the same code runs in a notebook.
 
     Args:
@@ -49,7 +49,7 @@ def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
     """
     if _current is None:
         warnings.warn(
-            "penstock.log() is called outside of a training, so nothing is charted (said once)",
+            "penstock.log() is called outside of a training, so nothing is charted (warned once)",
             stacklevel=2,
             category=UserWarning,
         )
@@ -78,7 +78,7 @@ def mlflow_warning(packages: Iterable[str]) -> str | None:
 
 
 def logged_rows(rows: int) -> None:
-    """Say how many rows the values count for that are logged from here on."""
+    """Set how many rows the values count for that are logged from here on."""
     if _current is not None:
         _current.rows = rows
 
@@ -171,7 +171,7 @@ class OwnValues:
         return len(self._reduce.keys() - self._agreed.keys())
 
     def agree(self) -> None:
-        """Tell all ranks the names that one of them has. A collective."""
+        """Share the names of all ranks. A collective."""
         if self._group is None or self._group.world_size == 1:
             self._agreed = dict(self._reduce)
             return

@@ -1,6 +1,6 @@
 """How do the ranks of one worker group talk to each other?
 
-A thin view of torch.distributed that also stands for one lone process.
+A thin view of torch.distributed that works for a single process, too.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     if missing:
         methods = [name for name in dir(kind) if not name.startswith("_")]
         raise SpecError(
-            f"train.recipe: {code.target} is no recipe",
+            f"train.recipe: {code.target} is not a recipe",
             problems=[f"it has no method {name}(); it has {methods}" for name in missing],
             next_step=f"write {' and '.join(missing)}; an example: penstock init NEW_FOLDER",
         )

@@ -1,4 +1,4 @@
-"""What may a pipeline file say about training, evaluation and registration?"""
+"""Which keys of a pipeline file are about training, evaluation and registration?"""
 
 from __future__ import annotations
 

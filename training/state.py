@@ -1,4 +1,4 @@
-"""Where does training stand?
+"""How far is training?
 
 The place in the data is three integers; the sample order is arithmetic on them, so there is nothing else to save for the feed.
 """

@@ -273,7 +273,7 @@ def check_recipe(project: Project) -> None:
         framework = project.spec.train.framework
         raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")
     if project.callbacks:
-        from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
+        from penstock.training.callbacks.callback import load_callbacks  # loads torch, which most commands do without
 
         load_callbacks(project.callbacks)
     for target, code in project.transforms.items():

@@ -18,9 +18,8 @@ from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
-from penstock.training.callback_code import CallbackCode
 from penstock.training.events import Event
-from penstock.training.job import TrainJob
+from penstock.training.job import CallbackCode, TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec

@@ -1,7 +1,7 @@
 """What may a callback do, and when is it called?
 
-A callback is a plain class; there is no base class to import. Its constructor takes what stands beside its name in
-`train.callbacks`. Each method is optional, and is called on every rank unless it says otherwise:
+A callback is a plain class; there is no base class to import. Its constructor takes the options beside its name in
+`train.callbacks`. Each method is optional, and is called on every rank unless noted:
 
     class Callback:
         def start(self, training)                   # before the first step of a worker group, also after a restart
@@ -31,12 +31,15 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import SpecError, TrainingError
+from penstock.messages import misnamed
 from penstock.storage import Storage
+from penstock.training.callbacks.registry import CALLBACKS
+from penstock.training.job import CallbackCode
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.state import TrainState
 
-__all__ = ["HOOKS", "Callbacks", "Training"]
+__all__ = ["HOOKS", "Callbacks", "Training", "load_callbacks"]
 
 HOOKS = ("start", "gradients", "step", "epoch", "validation", "checkpoint", "logged", "failure", "end")
 
@@ -68,10 +71,10 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """A folder of the run for files. Raises TrainingError where the run's storage is no folder."""
+        """A folder of the run for files. Raises TrainingError if the run's storage is not a folder."""
         if not self.storage.is_local:
             raise TrainingError(
-                f"{self.storage.uri('')} is no folder that a callback can write to",
+                f"{self.storage.uri('')} is not a folder that a callback can write to",
                 next_step="give the callback a folder of its own: {folder: PATH}",
             )
         folder = self.storage.local_path("callbacks")
@@ -135,7 +138,7 @@ class Callbacks:
         return self._training is not None and self._training.stop_reason is not None
 
     def may_end_alone(self, group: Group) -> bool:
-        """Whether the ranks have to meet in every step, or one that wants to end would do so at a chance moment."""
+        """Whether the ranks must meet in every step, so that all end at the same one."""
         if group.world_size == 1:
             return self.wants_end
         watched = [each for _, name, each in self._named if ":" in name]
@@ -160,7 +163,7 @@ class Callbacks:
 
         Args:
             weights: those of the checkpoint's model file.
-            same: they are what they were, so that the end they came to stands.
+            same: the callbacks did not change, so that an end that they asked for is kept.
         """
         self.ended = saved["ended"] if same else None
         for key, name, each in self._named:
@@ -189,3 +192,29 @@ class Callbacks:
             with torch.no_grad():
                 for name, value in trained.items():
                     now[name].copy_(value)
+
+
+def load_callbacks(entries: Sequence[CallbackCode]) -> Callbacks:
+    """Make the callbacks of a rank; plain data travels to it.
+
+    Raises:
+        SpecError: one cannot be loaded or made, or has no method that would be called.
+    """
+    return Callbacks([(entry.name, _made(entry)) for entry in entries])
+
+
+def _made(entry: CallbackCode) -> Any:
+    kind = CALLBACKS.get(entry.name) if entry.code is None else entry.code.load()
+    params = entry.params if entry.code is None else entry.code.located(entry.params)
+    if not isinstance(kind, type):
+        raise SpecError(f"train.callbacks: {entry.name} is a {type(kind).__name__}, not a class")
+    if not any(callable(getattr(kind, hook, None)) for hook in (*HOOKS, "weights")):
+        raise SpecError(f"train.callbacks: {entry.name} has none of the methods that are called: {', '.join(HOOKS)}")
+    if callable(getattr(kind, "state_dict", None)) != callable(getattr(kind, "load_state_dict", None)):
+        raise SpecError(f"train.callbacks: {entry.name} has one of state_dict() and load_state_dict(); it needs both, or none")
+    try:
+        return kind(**params)
+    except TypeError as error:
+        raise SpecError(
+            f"train.callbacks: {entry.name} cannot be made with {entry.params}: {error}{misnamed(kind, params)}"
+        ) from error

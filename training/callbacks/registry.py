@@ -1,4 +1,4 @@
-"""Which callbacks can be asked for by name?"""
+"""Which callbacks have names?"""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from penstock.errors import DataError
 from penstock.ingest.schema import METRICS_OF, Split
 from penstock.progress import Progress, silent
 from penstock.training.evaluation.metrics import make_metrics
-from penstock.training.evaluation.row_results import MAX_ROWS
 from penstock.training.evaluation.split_measures import (
+    MAX_ROWS,
     Slice,
     SplitMeasures,
     StartHelpers,
@@ -39,9 +39,9 @@ class EvaluationResult:
         figures: file name (`test-confusion_matrix.png`) to PNG.
         tables: file name without suffix to columns, such as precision and recall per class.
         rows: split to the model's answer on each of its rows (see `RowResults.columns`).
-        undefined: a metric that the rows leave undefined (`test/auroc` of rows of one class) to the reason. It is no number.
+        undefined: a metric that the rows leave undefined (`test/auroc` of rows of one class) to the reason. Its value is NaN.
         slices: `split`, `column`, `slice`, `rows` and the metrics of each slice, without the loss. A metric that its rows leave
-            undefined is None, and `not_defined` (else None) says which ones are and why.
+            undefined is None, and `not_defined` (else None) names them with the reasons.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Which metrics can be asked for by name, what does each need, and how do predictions and labels get into them?
+"""Which metrics have names, what does each need, and how do predictions and labels get into them?
 
-Names stand for torchmetrics classes. Classification metrics see class probabilities; whether predictions are such is the
-model's to say, for no batch can tell.
+Names stand for torchmetrics classes. Classification metrics take class probabilities; the model declares whether
+predictions are probabilities, since a batch cannot show it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
 }
 
 _SUMS_FLOATS = frozenset({"calibration_error"})
-"""In an order that a GPU leaves to chance; the others count."""
+"""Metrics that add up floats, on a GPU in a nondeterministic order; the others count."""
 
 _OF_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
 
@@ -205,7 +205,7 @@ class MetricSet:
     def compute(self) -> dict[str, float]:
         """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks.
 
-        A metric that the rows leave undefined, such as `auroc` of rows of one class, is not a number; `undefined` says why.
+        A metric that the rows leave undefined, such as `auroc` of rows of one class, is NaN; `undefined` has the reason.
         """
         values: dict[str, float] = {}
         self.undefined = {}

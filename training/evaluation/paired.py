@@ -1,4 +1,4 @@
-"""Is one model better than another on the same rows? A metric of each, and how much their difference owes to chance.
+"""Is one model better than another on the same rows? A metric of each, and how much of their difference is chance.
 
 The interval is a paired bootstrap's: rows are drawn again and again with both models' answers to them, so that what makes a row
 hard for both cancels out.

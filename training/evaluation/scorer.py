@@ -24,7 +24,7 @@ class Scorer:
 
     Args:
         metric: a name from training/evaluation/metrics.py.
-        schema: says which column is the label, and of how many classes.
+        schema: names the label and its classes.
         output: float32, [rows, classes] probabilities or [rows] values.
         target: [rows], the class or the value.
 

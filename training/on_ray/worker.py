@@ -19,8 +19,7 @@ from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.machine.prints import is_worth_a_line
 from penstock.redact import first_line, hiding_secrets
-from penstock.training.callbacks.callback import Training
-from penstock.training.callbacks.loading import load_callbacks
+from penstock.training.callbacks.callback import Training, load_callbacks
 from penstock.training.checkpoint.exactness import (
     BIT_EXACT,
     check_identity,

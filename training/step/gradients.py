@@ -1,4 +1,4 @@
-"""How do the gradients of all ranks become one mean, with the same bits in a resumed process? DDP, told what it would find out.
+"""How do the gradients of all ranks become one mean, with the same bits in a resumed process? By DDP.
 
 DDP collects gradients in buckets and adds up each bucket over the ranks. Four things are ours:
 

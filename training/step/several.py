@@ -1,4 +1,4 @@
-"""How do several optimizers, or several schedules, look like one: to a checkpoint, and to what compares them on a resume?"""
+"""How do several optimizers, or several schedules, act as one, for a checkpoint and for a resume?"""
 
 from __future__ import annotations
 

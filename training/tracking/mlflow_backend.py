@@ -40,30 +40,30 @@ _FINAL_CODES = frozenset(
 )
 
 _TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it MLflow asks, or opens an experiment in its view for language model applications, which shows no metrics."""
+"""Without it MLflow shows a question, or its view for language model applications, which has no metrics."""
 
 
 def open_client(tracking_uri: str) -> MlflowClient:
     """A client that fails fast, because retrying is the sender's work. A caller's own settings win.
 
     Raises:
-        ServiceError: the address is of no kind that MLflow knows.
+        ServiceError: the address is not of a kind that MLflow supports.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     # Where tqdm is installed, MLflow draws bars of its own into ours.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    # At a run's end MLflow prints its address, with the login that stands in MLFLOW_TRACKING_URI.
+    # At a run's end MLflow prints its address, with the login of MLFLOW_TRACKING_URI.
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
-    # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.
+        logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone logs forty lines
+    # It logs a traceback of hundreds of lines at each try; the sender warns in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     try:
         return MlflowClient(tracking_uri, registry_uri=tracking_uri)
     except UnsupportedModelRegistryStoreURIException as error:
         raise ServiceError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} is of no kind that MLflow knows",
+            f"MLFLOW_TRACKING_URI={tracking_uri} is not of a kind that MLflow supports",
             next_step="correct it: http://HOST:PORT, or sqlite:////PATH/mlflow.db",
         ) from error
 
@@ -89,7 +89,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
                 return client, _experiment_id(client, tracking_uri, experiment)
         except PenstockError:
             raise
-        except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `judge` tells them apart
+        except Exception as error:  # of MLflow, requests or SQLAlchemy; `judge` classifies it
             if attempt < tries and judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
@@ -98,7 +98,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
 
 
 def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
-    """Say what to look at: the database's file, the login, or the server."""
+    """Name the cause: the database's file, the login, or the server."""
     reason = first_line(error)
     if (database := database_of(tracking_uri)) is not None:
         return ServiceError(
@@ -118,7 +118,7 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What the first of a chain of exceptions says: each library around it only quotes it, in ever longer words."""
+    """Describe the first of a chain of exceptions: the others only quote it."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return first_line(error)
@@ -153,7 +153,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                     return call()
             except PenstockError:
                 raise
-            except Exception as error:  # MLflow and its HTTP library raise many kinds; `judge` tells them apart
+            except Exception as error:  # MLflow and its HTTP library raise many kinds; `judge` classifies them
                 if judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
                     time.sleep(delay_s)
                     delay_s = min(10.0, 2 * delay_s)
@@ -178,7 +178,7 @@ def _long_requests() -> Iterator[None]:
 def judge(error: Exception) -> Trouble:
     """Classify an exception of MLflow's client."""
     if isinstance(error, MlflowException):
-        # a page of a proxy in front of a restarting server is no refusal, though it may say 404
+        # a page of a proxy in front of a restarting server is not a refusal, even with status 404
         from_proxy = "failed with error code" in str(error)
         return Trouble.FINAL if error.error_code in _FINAL_CODES and not from_proxy else Trouble.PASSING
     return Trouble.FINAL if isinstance(error, (TypeError, KeyError, AttributeError, FileNotFoundError)) else Trouble.PASSING

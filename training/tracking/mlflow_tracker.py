@@ -231,7 +231,7 @@ class MlflowTransport:
     def _do_status(self, status: str) -> None:
         self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
         if status == "FINISHED":
-            with contextlib.suppress(MlflowException):  # how a list looks is worth no second try
+            with contextlib.suppress(MlflowException):  # the columns of a list are not worth a second try
                 self._choose_columns()
 
     def _choose_columns(self) -> None:

@@ -1,4 +1,4 @@
-"""What does MLflow's registry know of a version, and which logged model is behind it?
+"""Which tags and which logged model has a version of MLflow's registry?
 
 Digests and keys are tags of the logged model and of the run: a version's own tags are what a person reads first.
 """
@@ -31,7 +31,7 @@ def model_behind(version: ModelVersion) -> str | None:
 
 
 def tags_behind(client: MlflowClient, version: ModelVersion) -> Mapping[str, str]:
-    """Tags of the logged model; empty where it is gone.
+    """Tags of the logged model; empty if it was deleted.
 
     Raises:
         MlflowException: MLflow does not answer.

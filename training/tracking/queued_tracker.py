@@ -82,7 +82,7 @@ class QueuedTracker(ABC, Generic[R]):
 
         Args:
             run_id: of the earlier attempts; a new run is made if it is gone.
-            begun: an earlier attempt may have made the run and been killed before its id was noted: look for `run_name`.
+            begun: an earlier attempt may have made the run and been killed before its id was recorded: search for `run_name`.
 
         Raises:
             ServiceError: the service does not answer or refuses.
@@ -164,7 +164,7 @@ class QueuedTracker(ABC, Generic[R]):
             sender.drain(drain_s)
             sender.stop()
             return cls.find(tracking_uri, run_id).status
-        except Exception as error:  # `penstock status` must show the runs whatever the service says
+        except Exception as error:  # `penstock status` must show the runs even if the service fails
             _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), first_line(error))
             return "UNKNOWN"
 

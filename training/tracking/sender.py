@@ -128,7 +128,7 @@ class Sender:
         self._failures = 0
         """Failed requests in a row."""
         self._behind = False
-        """Whether a warning said that tracking is behind, and none that it goes on."""
+        """Whether the last warning is that tracking is behind."""
         self._quiet_until_s = 0.0
         self._warned = False
         """Whether a refused point was reported."""

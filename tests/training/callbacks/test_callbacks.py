@@ -11,13 +11,13 @@ import torch
 
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.storage import Storage
-from penstock.training.callback_code import CallbackCode
-from penstock.training.callbacks.loading import load_callbacks
+from penstock.training.callbacks.callback import load_callbacks
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Notice
+from penstock.training.job import CallbackCode
 from penstock.training.spec import TrainSpec
 from tests.training.digits import ListClient, make_job, train_alone
 from tests.training.ranks import train_ranks

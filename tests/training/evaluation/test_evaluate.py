@@ -33,8 +33,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.evaluation.figures import class_table, draw_figures, figure_png
 from penstock.training.evaluation.metrics import CLASSIFICATION, REGRESSION, make_metrics
-from penstock.training.evaluation.row_results import RowResults
-from penstock.training.evaluation.split_measures import Helper, MeasuredBatches, Slice
+from penstock.training.evaluation.split_measures import Helper, MeasuredBatches, RowResults, Slice
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, Predicts, TrainedModel, load_model
@@ -65,7 +64,7 @@ def split_rows(manifest: DatasetManifest, storage: Storage, split: str) -> tuple
     return torch.from_numpy(images), np.concatenate([shard.column("label") for shard in shards])
 
 
-def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_metrics_agree_with_scikit_learn(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     seen: list[float] = []
     result = evaluate(
@@ -157,7 +156,7 @@ class Numbers(Predicts):
     """Predicts numbers."""
 
 
-def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_slice_of_one_class_has_no_auroc(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     _, labels = split_rows(job.manifest, job.data_storage, "test")
     slices = [Slice("digit", "digit=3", labels == 3), Slice("digit", "digit<5", labels < 5)]
@@ -168,20 +167,20 @@ def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, C
     assert three["rows"] == (labels == 3).sum() and result.undefined == {}
 
 
-def test_a_typo_costs_no_pass_over_the_rows(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_unknown_metric_is_refused_before_rows_are_read(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     with pytest.raises(SpecError, match="cannot be measured"):
         evaluate(replace(job, data_storage=Storage("/nowhere")), loaded(job, checkpoint), metrics=["acuracy"])
 
 
-def test_a_split_without_rows_is_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_split_without_rows_is_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     manifest = job.manifest.model_copy(update={"rows": {"train": 333}})
     with pytest.raises(DataError, match="split 'test' has no rows"):
         evaluate(replace(job, manifest=manifest), loaded(job, checkpoint))
 
 
-def test_weights_of_another_model_are_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_weights_of_other_model_are_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     job = replace(job, spec=job.spec.model_copy(update={"params": {"hidden": 8}}))
     with pytest.raises(CheckpointError, match="do not fit"):

@@ -297,7 +297,7 @@ def test_a_library_that_is_not_installed_is_one_clear_line_and_none_is_loaded_un
         "import penstock.flows.cli, penstock.flows.pipeline; FRAMEWORKS.get('torch').libraries;"
         "theirs = {'xgboost', 'lightgbm', 'lightning', 'pytorch_lightning', 'keras', 'tensorflow', 'transformers'};"
         "print(theirs & sys.modules.keys());"
-        "from penstock.training.evaluation.defined import new_metric; new_metric('MulticlassAccuracy', 3);"
+        "from penstock.training.evaluation.defined import metric_library; metric_library();"
         "print(theirs & sys.modules.keys() - {'transformers'}); FRAMEWORKS.get('lightgbm');"
         "print(theirs & sys.modules.keys() - {'transformers'})"
     )

@@ -73,9 +73,7 @@ def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTr
     return MlflowTracker.open(server.uri, "demo", "run", **options)  # type: ignore[arg-type]
 
 
-def test_an_outage_costs_no_point_blocks_nobody_and_what_it_outlives_is_delivered_by_a_repair(
-    server: MlflowServer, tmp_path: Path
-) -> None:
+def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "run"))
     first = open_tracker(server, tmp_path)
     journal = JournalWriter(storage, Writer(1))

@@ -51,7 +51,7 @@ def train(tracker: MlflowTracker, steps: range, shift: float = 0.0) -> None:
         tracker.points([Point(1_000_000 + step, step, {"train/loss": step + shift, "rate": 1e-3})])
 
 
-def test_steps_executed_again_after_a_resume_are_logged_once(uri: str) -> None:
+def test_repeated_steps_are_logged_once(uri: str) -> None:
     first = open_tracker(uri)
     train(first, range(1, 14))
     assert first.close("KILLED") == 0
@@ -64,7 +64,7 @@ def test_steps_executed_again_after_a_resume_are_logged_once(uri: str) -> None:
     assert steps[12] == (13, 13.0) and steps[13] == (14, 14.5)
 
 
-def test_an_attempt_that_measures_nothing_leaves_a_finished_run_as_long_as_it_was(uri: str) -> None:
+def test_idle_attempt_keeps_the_end_of_a_finished_run(uri: str) -> None:
     tracker = open_tracker(uri)
     train(tracker, range(1, 3))
     tracker.close("FINISHED")
@@ -80,7 +80,7 @@ def test_an_attempt_that_measures_nothing_leaves_a_finished_run_as_long_as_it_wa
     assert client.get_run(tracker.run_id).info.end_time > ended
 
 
-def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view_for_training(uri: str) -> None:
+def test_pages_name_run_source_and_user(uri: str) -> None:
     tracker = MlflowTracker.open(
         uri,
         "pages",
@@ -99,7 +99,7 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
     assert client.get_experiment(tracker.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
 
-def test_a_server_has_a_page_of_the_run_and_one_of_all_runs_and_a_file_has_none(uri: str) -> None:
+def test_server_has_pages_of_run_and_list_file_has_none(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.close("FINISHED")
     assert (tracker.url, tracker.list_url) == (None, None)
@@ -108,7 +108,7 @@ def test_a_server_has_a_page_of_the_run_and_one_of_all_runs_and_a_file_has_none(
     assert tracker.list_url == tracker.url.replace(f"/{tracker.run_id}?", "?")
 
 
-def test_the_status_is_running_while_an_attempt_lives_and_honest_at_its_end(uri: str) -> None:
+def test_status_follows_the_attempt(uri: str) -> None:
     tracker = open_tracker(uri)
     client = MlflowClient(uri)
     assert client.get_run(tracker.run_id).info.status == "RUNNING"
@@ -121,7 +121,7 @@ def test_the_status_is_running_while_an_attempt_lives_and_honest_at_its_end(uri:
     assert client.get_run(tracker.run_id).info.status == "FINISHED"
 
 
-def test_a_run_whose_driver_was_killed_is_repaired_with_what_it_could_not_send(uri: str, tmp_path: Path) -> None:
+def test_repair_sends_outbox_and_journal_of_killed_driver(uri: str, tmp_path: Path) -> None:
     outbox = Storage(str(tmp_path))
     tracker = open_tracker(uri, outbox=outbox)
     tracker.drain()
@@ -141,14 +141,14 @@ def test_a_run_whose_driver_was_killed_is_repaired_with_what_it_could_not_send(u
     assert not (tmp_path / "outbox.json").exists()
 
 
-def test_a_status_that_could_not_be_sent_outranks_the_repairers_guess(uri: str, tmp_path: Path) -> None:
+def test_status_in_outbox_outranks_repair(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     tracker.drain()
     (tmp_path / "outbox.json").write_text('{"operations": [{"kind": "status", "args": {"status": "FINISHED"}}]}')
     assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED", outbox=Storage(str(tmp_path))) == "FINISHED"
 
 
-def test_a_stale_status_does_not_end_a_new_attempt(uri: str, tmp_path: Path) -> None:
+def test_stale_status_does_not_end_new_attempt(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     tracker.close("FAILED")
     (tmp_path / "outbox.json").write_text('{"operations": [{"kind": "status", "args": {"status": "FAILED"}}]}')
@@ -158,7 +158,7 @@ def test_a_stale_status_does_not_end_a_new_attempt(uri: str, tmp_path: Path) -> 
     again.close("FINISHED")
 
 
-def test_a_finished_run_is_left_alone_by_repair_and_an_unknown_one_is_said_to_be(uri: str) -> None:
+def test_repair_keeps_finished_run_and_reports_unknown_one(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.close("FINISHED")
     assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED") == "FINISHED"
@@ -196,7 +196,7 @@ def test_secrets_reach_neither_params_nor_tags_nor_artifacts(uri: str, tmp_path:
     assert data.params["params.max_tokens"] == "8"
 
 
-def test_names_mlflow_refuses_are_rewritten_instead_of_spoiling_their_batch(uri: str) -> None:
+def test_metric_names_are_fitted_to_mlflow(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.log_metrics({"recall@5": 0.5, "a//b": 1.0, "x" * 300: 2.0, "nan": math.nan}, step=3)
     assert tracker.close("FINISHED") == 0
@@ -209,7 +209,7 @@ def checkpoint_rows(uri: str, run_id: str, folder: Path) -> list[dict[str, str]]
     return [*csv.DictReader(Path(MlflowClient(uri).download_artifacts(run_id, "checkpoints.csv", str(folder))).open())]
 
 
-def test_the_checkpoints_that_are_there_are_a_table_of_the_run_and_no_models(uri: str, tmp_path: Path) -> None:
+def test_checkpoints_are_a_table_and_not_models(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     for step in (2, 4):
         tracker.checkpoint(checkpoint_at(step, {"train/loss": 0.5, "train/nan": None}))
@@ -227,7 +227,7 @@ def test_the_checkpoints_that_are_there_are_a_table_of_the_run_and_no_models(uri
     assert not MlflowClient(uri).search_logged_models([tracker.experiment_id])
 
 
-def test_each_split_is_an_input_of_the_run_once_over_all_attempts(uri: str) -> None:
+def test_each_split_is_an_input_of_the_run_once(uri: str) -> None:
     schema = FeedSchema(
         columns=(ColumnInfo(name="image", dtype="uint8", shape=(28, 28)), ColumnInfo(name="label", dtype="int64")),
         label="label",
@@ -272,7 +272,7 @@ def test_artifacts_lie_beside_the_database(uri: str) -> None:
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*.*")) == ["data/manifest.json", "figures/confusion.png"]
 
 
-def test_samples_of_the_machine_go_on_counting_in_the_next_attempt(uri: str) -> None:
+def test_machine_samples_are_counted_over_attempts(uri: str) -> None:
     run_id = None
     for attempt in (1, 2):
         tracker = open_tracker(uri, run_id=run_id, attempt=attempt)
@@ -284,7 +284,7 @@ def test_samples_of_the_machine_go_on_counting_in_the_next_attempt(uri: str) -> 
     assert found == [(0, 1.0), (1, 2.0), (2, 1.0), (3, 2.0)]
 
 
-def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:
+def test_deleted_run_is_replaced_by_a_new_one(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.close("KILLED")
     MlflowClient(uri).delete_run(tracker.run_id)
@@ -293,7 +293,7 @@ def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:
     again.close("FINISHED")
 
 
-def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> None:
+def test_silent_server_is_refused_at_open() -> None:
     with pytest.raises(ServiceError, match=r"MLflow at http://127\.0\.0\.1:9 does not answer"):
         open_tracker("http://127.0.0.1:9")
 
@@ -338,9 +338,7 @@ DENIED = '{"error_code": "PERMISSION_DENIED", "message": "no"}'
         ),
     ],
 )
-def test_a_server_that_refuses_is_told_with_what_to_look_at(
-    answer: Callable[[str], tuple[int, str]], words: str, advice: str
-) -> None:
+def test_refusal_of_server_names_next_step(answer: Callable[[str], tuple[int, str]], words: str, advice: str) -> None:
     with answering(answer) as uri, pytest.raises(ServiceError, match=words) as caught:
         open_tracker(uri)
     assert advice in caught.value.next_step
@@ -349,13 +347,13 @@ def test_a_server_that_refuses_is_told_with_what_to_look_at(
 RUN = '{"run": {"info": {"run_id": "a", "run_name": "n", "experiment_id": "1", "status": "RUNNING"}, "data": {}}}'
 
 
-def test_mlflow_does_not_print_the_login_in_its_address_at_the_end_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mlflow_does_not_print_the_login(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(lambda _path: (200, RUN)) as uri:
         open_client(uri.replace("://", "://alice:canary@")).set_terminated("a", "FINISHED")
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database, and was never one")
     with pytest.raises(
         ServiceError, match=r"the MLflow database .*mlflow\.db cannot be used: .*file is not a database"
@@ -383,7 +381,7 @@ connect(sys.argv[1], "demo")
 """
 
 
-def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
+def test_database_can_be_made_again_after_a_kill(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}  # no database to copy
     command = [sys.executable, "-c", HELD, uri]
@@ -417,7 +415,7 @@ def test_an_empty_database_is_made_once_per_machine(tmp_path: Path, monkeypatch:
     assert made("second") == tables | {MARK}
 
 
-def test_a_database_that_fails_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_database_logs_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = open_client(f"sqlite:///{tmp_path}/mlflow.db")
     run = client.create_run(client.create_experiment("e")).info.run_id
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
@@ -427,6 +425,6 @@ def test_a_database_that_fails_is_told_in_one_line(tmp_path: Path, caplog: pytes
     assert not [record for record in caplog.records if record.exc_info], "MLflow's traceback of hundreds of lines"
 
 
-def test_an_address_of_no_kind_that_mlflow_knows_is_told() -> None:
-    with pytest.raises(ServiceError, match="MLFLOW_TRACKING_URI=foo://x is of no kind that MLflow knows"):
+def test_unsupported_address_is_refused() -> None:
+    with pytest.raises(ServiceError, match="MLFLOW_TRACKING_URI=foo://x is not of a kind that MLflow supports"):
         open_client("foo://x")
