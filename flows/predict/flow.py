@@ -69,11 +69,11 @@ def predict(request: PredictRequest) -> State[Any]:
         model = fetch_model(request.model, mlflow_uri(Path(request.state_dir)))
         base_dir = Path(request.base_dir)
         asked = ask(model, request.input, request.format, request.columns, request.options, base_dir)
-        if not asked.source or os.path.exists(asked.data.train):
+        if not asked.is_kept or os.path.exists(asked.data.train):
             check_input(asked.data.train, storage)
         connect = cache(partial(_connected, request, reporter, stopping, stack))
         # Rows that are in no files become some in the output, which no other command may write to.
-        listing = None if asked.source else _list(asked.data, reporter)
+        listing = None if asked.is_kept else _list(asked.data, reporter)
         output = Output(storage)
         _check_output(output)
         stack.enter_context(hold_lease(storage, LEASE, on_lost=stopping.give_up))
@@ -84,6 +84,7 @@ def predict(request: PredictRequest) -> State[Any]:
             "output": redact_text(storage.root),
         }
         try:
+            output.claim(asked.input_digest, result["input"])
             if listing is None:
                 reporter.say(f"{model.uri}: reading {shorten(asked.data.train)}")
                 spread = None if ray_address() is None else partial(_spread, connect, storage)
@@ -98,7 +99,7 @@ def predict(request: PredictRequest) -> State[Any]:
             progress = reporter.progress("predict") if work.todo else silent
             with passing_prints(lambda line: reporter.say(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
-            if asked.source:
+            if asked.is_kept:
                 forget_others(listing.files, storage.child(OWN))
             stopping.check()
         except BaseException as error:

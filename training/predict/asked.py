@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from penstock.ingest.files.listing import Listing, SourceFile, list_location
 from penstock.ingest.formats.registry import format_named, format_origin
 from penstock.ingest.formats.section import data_spec
 from penstock.ingest.spec import DataSpec
+from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.training.model import ModelSpec
@@ -37,7 +40,8 @@ class Asked:
         code_digest: of the user's code that it brings along.
         data: how the files are read.
         columns: of the source, to be kept; None for all.
-        source: digest of what names the rows where they are in no files: a table, a query or a function.
+        input_digest: of all that names INPUT: its address, and for rows in no files the options but those that pin a state.
+        is_kept: whether the rows are in no files: a table, a query or a function.
     """
 
     model: str
@@ -45,20 +49,20 @@ class Asked:
     code_digest: str
     data: DataSpec
     columns: tuple[str, ...] | None
-    source: str = ""
+    input_digest: str
+    is_kept: bool
 
     @property
     def digest(self) -> str:
         """Equal where equal files would give equal rows."""
         # Of rows that are in no files the options say which are meant, and not how the files are read that they become.
-        options = () if self.source else (self.data.format,)
+        options = () if self.is_kept else (self.data.format,)
         read = self.data.model_dump(mode="json", include={"format", "types", "images", *options})
         return digest_of(
             {
                 "format": FORMAT,
                 "model": self.model_digest,
                 "columns": self.columns,
-                **({"source": self.source} if self.source else {}),
                 "read": read | ({"version": version} if (version := format_origin(self.data)) else {}),
             }
         )
@@ -100,8 +104,16 @@ def ask(
     files = sorted(path for path in model.folder.rglob("*") if path.is_file())
     content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]
     code = {"model": spec.code.digest, **{target: user.digest for target, user in sorted(form.code.items())}}
-    named = digest_of([name, source]) if is_kept else ""
-    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, named)
+    named = [source.rstrip("/")]
+    if is_kept:
+        named += [name, os.path.abspath(base_dir or "") if is_local(source) else "", _expanded(getattr(data, name), name)]
+    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, digest_of(named), is_kept)
+
+
+def _expanded(options: Section | None, name: str) -> str:
+    """The options that name the rows, with the values of environment variables but without secrets: a password may change."""
+    named = {} if options is None else options.model_dump(mode="json", exclude=set(format_named(name).pins))
+    return redact_text(re.sub(r"\$(\w+)", lambda found: os.environ.get(found[1], ""), json.dumps(named, sort_keys=True)))
 
 
 def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:

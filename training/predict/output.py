@@ -2,7 +2,8 @@
 
 `part-<key>.parquet`             rows that were scored
 `_unscored/part-<key>.parquet`   rows that were not, with the reason
-`_penstock/units/<key>.json`     the record of a unit, written after its parts
+`_penstock/input.json`           of which input the rows are: an output has one
+`_penstock/units/<key>.json`     the record of a unit, deleted before its parts change and written after them
 `_penstock/manifest.json`        all records and what they add up to, written when everything is scored
 """
 
@@ -30,7 +31,7 @@ SIDE = "_unscored"
 SCRATCH = f"{OWN}/scratch"
 """Parts in the making, where the output is local."""
 
-_UNITS, _MANIFEST = f"{OWN}/units", f"{OWN}/manifest.json"
+_UNITS, _MANIFEST, _INPUT = f"{OWN}/units", f"{OWN}/manifest.json", f"{OWN}/input.json"
 
 _PART = re.compile(r"part-[0-9a-f]{32}\.parquet")
 
@@ -68,8 +69,6 @@ class PredictedUnit(Section):
     """Digest of what was asked of every file: the model, the columns, how files are read."""
     model: str
     """Its address, for people."""
-    source: str = ""
-    """Digest of what names the rows where they are in no files, such as a table: a later state of it replaces this one."""
     files: tuple[Identity, ...]
     file_rows: int | None = None
     """Rows of the file that it is a piece of, where only a look through the file tells them."""
@@ -97,8 +96,6 @@ class Manifest(Section):
     state: str = ""
     """Of a source that is no files, which was read: `version-12`."""
     rows: int
-    rows_of: dict[str, int] = Field(default_factory=dict)
-    """By the model that scored them: rows of files that are no longer in the input stay as another one has scored them."""
     unscored: int
     data_digest: str
     """Of the names, sizes and contents of the input's files."""
@@ -152,6 +149,31 @@ class Output:
         except (FileNotFoundError, ValidationError, ValueError):
             return None
         return unit if unit.key == key else None
+
+    def claim(self, digest: str, words: str) -> None:
+        """Note whose rows the output holds. The output's lease must be held.
+
+        Args:
+            digest: of what names INPUT.
+            words: INPUT for people, without secrets.
+
+        Raises:
+            SpecError: it holds the rows of another input, which would be taken for earlier ones of this.
+        """
+        noted = {"version": 1, "input": words, "digest": digest}
+        there = self.storage.read_json(_INPUT) if self.storage.exists(_INPUT) else noted
+        if there["digest"] != digest and self.storage.list(_UNITS):
+            raise SpecError(
+                f"--output {self.storage.root} holds the predictions of another input: {there['input']}",
+                next_step="name a folder for this input alone, or give INPUT and its options as before (relative ones from the "
+                "same folder)",
+            )
+        if there["digest"] != digest or there is noted:
+            self.storage.write_json(_INPUT, noted)
+
+    def begin(self, key: str) -> None:
+        """Let a unit not count from here on: its parts change."""
+        self.storage.delete(f"{_UNITS}/{key}.json")
 
     def commit(self, unit: PredictedUnit) -> None:
         """Let a unit whose parts are in place count."""

@@ -6,7 +6,7 @@ Runs on the driver.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, counted
 from penstock.progress import Progress, silent
+from penstock.redact import redact_text
 from penstock.training.predict.asked import Asked, state_of
 from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
 from penstock.training.predict.unit import ScoringJob, ScoringOutcome
@@ -62,37 +63,27 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
     replaced: list[PredictedUnit] = []
+    absent: list[PredictedUnit] = []
     covered: set[tuple[str, tuple[int, int] | None]] = set()
     for unit in output.units():
-        here = {(one.name, one.piece) for one in unit.files if one.name in present and unit.source == asked.source}
+        here = {(one.name, one.piece) for one in unit.files if one.name in present}
+        if not here:
+            absent.append(unit)
+            continue
         same = all(present[one.name] == one.content for one in unit.files if one.name in present)
         current = unit.asked == asked.digest and same and not here & covered
-        (kept if current or not here else replaced).append(unit)
+        (kept if current else replaced).append(unit)
         covered |= here if current else set()
-    superseded = [
-        unit for unit in kept if asked.source == unit.source != "" and all(one.name not in present for one in unit.files)
-    ]
-    old = {unit.key for unit in superseded}
-    kept = [unit for unit in kept if unit.key not in old]
-    covered |= {(name, None) for name in _whole_files(unit for unit in kept if unit.source == asked.source)}
-    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present or unit.source != asked.source})
+    covered |= {(name, None) for name in _whole_files(kept)}
+    superseded = absent if asked.is_kept else []
+    kept += [] if asked.is_kept else absent
+    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
     left = [file for file in files if (file.name, None) not in covered]
     todo = list[ScoringJob]()
     for of_unit, piece, facts in _units(asked.data, left, progress):
         if (of_unit[0].name, piece) not in covered:
-            todo.append(
-                ScoringJob(
-                    of_unit,
-                    asked.data,
-                    asked.columns,
-                    asked.digest,
-                    asked.model,
-                    output.storage,
-                    piece,
-                    source=asked.source,
-                    facts=facts,
-                )
-            )
+            job = ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts)
+            todo.append(job)
         elif facts is not None:
             forget_parsed(asked.data, asked.data.format, of_unit, piece)
     return Plan(kept, replaced, todo, gone, superseded)
@@ -165,7 +156,7 @@ def score(
 
     Args:
         run: scores units, in any order, each committed when it comes.
-        scored: told what is done, also where this ends with an error.
+        scored: counts what is done, also where this ends with an error.
 
     Raises:
         DataError: files cannot be read; all others are scored then, and the manifest is not written.
@@ -175,20 +166,6 @@ def score(
     output.remove_strays([*work.kept, *work.replaced, *work.superseded])
     made: list[PredictedUnit] = []
     failed: set[str] = set()
-    waiting = Counter(file.name for job in work.todo for file in job.files)
-    replaced: dict[str, list[PredictedUnit]] = defaultdict(list)
-    for unit in work.replaced:
-        for one in unit.files:
-            replaced[one.name].append(unit)
-    withdrawn: set[str] = set()
-
-    def withdraw(units: Iterable[PredictedUnit]) -> None:
-        for unit in units:
-            names = {one.name for one in unit.files}
-            if unit.key not in withdrawn and not failed & names and not any(waiting[name] for name in names):
-                output.withdraw(unit.key)
-                withdrawn.add(unit.key)
-
     for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
         if outcome.unit is None:
             scored.problems += [outcome.problem] if outcome.problem is not None else []
@@ -199,24 +176,23 @@ def score(
             scored.rows += outcome.unit.rows
             scored.unscored += outcome.unit.unscored
             scored.unseen.update(outcome.unit.unseen)
-        waiting.subtract(file.name for file in outcome.job.files)
-        # At once, not when all is done: until then a reader of the folder meets old rows beside the new.
-        for file in outcome.job.files:
-            withdraw(replaced[file.name])
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
+    again = {job.key for job in work.todo}
+    for unit in work.replaced:  # of files that were in other units before: those scored again took the place of the old parts
+        if unit.key not in again and not failed & {one.name for one in unit.files}:
+            output.withdraw(unit.key)
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
-    withdraw(work.replaced)
-    scored.warnings += _warnings(work, asked, units, scored)
+    scored.warnings += _warnings(work, units, scored)
     if scored.problems:
         raise _unreadable(scored.problems, len(files), scored.warnings)
-    withdraw(work.superseded)
+    for unit in work.superseded:
+        output.withdraw(unit.key)
     scored.manifest = Manifest(
         model=asked.model,
         model_digest=asked.model_digest,
-        input=asked.data.train,
+        input=redact_text(asked.data.train),
         state=state_of(files),
         rows=sum(unit.rows for unit in units),
-        rows_of=_rows_of(units),
         unscored=sum(unit.unscored for unit in units),
         data_digest=digest_of(sorted([file.name, file.size_bytes, file.fingerprint] for file in files)),
         code_digest=asked.code_digest,
@@ -225,19 +201,12 @@ def score(
     output.finish(scored.manifest)
 
 
-def _rows_of(units: Iterable[PredictedUnit]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for unit in units:
-        counts[unit.model] += unit.rows
-    return dict(sorted(counts.items()))
-
-
-def _warnings(work: Plan, asked: Asked, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
+def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
     found = []
     if work.gone:
         found.append(
             f"{counted(len(work.gone), 'file is', 'files are')} no longer in INPUT, and their rows stay in the output as they "
-            f"are{_of_others(asked, units)}: {', '.join(capped(work.gone, 3))}"
+            f"are: {', '.join(capped(work.gone, 3))}"
         )
     if scored.unscored:
         found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored says why")
@@ -248,11 +217,6 @@ def _warnings(work: Plan, asked: Asked, units: Sequence[PredictedUnit], scored: 
     if differing := differing_columns(units):
         found.append(f"columns are not of one type in all parts: {'; '.join(capped(differing, 5))}")
     return found
-
-
-def _of_others(asked: Asked, units: Iterable[PredictedUnit]) -> str:
-    others = sorted({unit.model for unit in units if unit.asked != asked.digest} - {asked.model})
-    return f", scored by {', '.join(others)} and not by {asked.model}" if others else ""
 
 
 def _unreadable(problems: Sequence[DataError], num_files: int, warnings: Sequence[str]) -> DataError:

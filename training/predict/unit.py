@@ -73,8 +73,6 @@ class ScoringJob:
     model: str
     storage: Storage
     piece: tuple[int, int] | None = None
-    source: str = ""
-    """See `PredictedUnit`."""
     facts: FileFacts | None = None
     """Of the only file, if it was looked through already."""
 
@@ -88,8 +86,8 @@ class ScoringJob:
 
     @property
     def key(self) -> str:
-        """Names the unit: equal where its rows would be."""
-        return digest_of([self.asked, [one.model_dump() for one in self.identities]])
+        """Name the unit by its files, not by what they hold: scored again, its parts take the place of the old ones."""
+        return digest_of([[file.name for file in self.files], self.piece])
 
 
 @dataclass(frozen=True)
@@ -191,11 +189,11 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
             where = {name: values.take(pa.array(rows)) for name, values in place.items()}
             unscored.add(_joined(_as_text(_at(table.select(source.shown), rows, table.num_rows)), {"reason": reasons}, where))
     name = part_name(job.key)
+    Output(job.storage).begin(job.key)
     return PredictedUnit(
         key=job.key,
         asked=job.asked,
         model=job.model,
-        source=job.source,
         files=job.identities,
         file_rows=None if job.facts is None else job.facts.rows,
         rows=scored.rows,

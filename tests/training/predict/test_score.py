@@ -275,11 +275,11 @@ def test_other_columns_or_another_model_score_everything_anew(work: Work) -> Non
     assert len(list(work.out.glob("*.parquet"))) == 1
 
 
-def test_rows_of_another_model_are_told_and_old_ones_go_file_by_file(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_model_take_the_place_of_the_old_file_by_file(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.parquet", "b.parquet", "c.parquet"):
         work.write(name, people(0, 10))
     first = work.run().manifest
-    assert first is not None and first.rows_of == {first.model: 30}
+    assert first is not None and first.rows == 30
     (work.input / "c.parquet").unlink()
     later = FetchedModel(work.model, name="people", version="2")
     monkeypatch.setattr(work, "asked", lambda columns=(): ask(later, str(work.input), None, ["id"]))
@@ -289,8 +289,25 @@ def test_rows_of_another_model_are_told_and_old_ones_go_file_by_file(work: Work,
     counts = Counter(name for part in work.out.glob("*.parquet") for name in pq.read_table(part)["file"].to_pylist())
     assert counts == {"a.parquet": 10, "b.parquet": 10, "c.parquet": 10}
     scored = work.run()
-    assert f"scored by {first.model} and not by models:/people/2: c.parquet" in scored.warnings[0]
-    assert scored.manifest is not None and scored.manifest.rows_of == {first.model: 10, "models:/people/2": 20}
+    assert "no longer in INPUT" in scored.warnings[0] and "c.parquet" in scored.warnings[0]
+    assert scored.manifest is not None
+    assert [unit.model for unit in scored.manifest.units] == ["models:/people/2"] * 2 + [first.model]
+
+
+def test_a_kill_between_a_new_part_and_its_record_scores_it_again(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.write("a.parquet", people(0, 10))
+    work.run()
+    expected = work.rows()
+    work.write("a.parquet", people(100, 10))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Output, "commit", killed)
+        work.run()
+    work.write("a.parquet", people(0, 10))
+    assert work.run().units == 1 and work.rows().equals(expected), "the old record does not count for the new part"
 
 
 def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work: Work) -> None:

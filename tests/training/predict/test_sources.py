@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock.flows.predict.flow as predict_flow
+from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.verbs.model.predict import predict_request
 from penstock.ingest.ray_tasks import local_map
@@ -161,7 +162,7 @@ def test_a_large_table_is_copied_where_ray_address_says(
     assert asked == ["cluster", 2] and (done["rows"], len(ids(tmp_path))) == (10, 10)
 
 
-def test_rows_of_another_query_stay_and_options_are_those_that_the_model_was_trained_with(
+def test_another_query_is_refused_and_options_are_those_of_the_model(
     tmp_path: Path, score: Callable[..., dict[str, Any]]
 ) -> None:
     rows = sql(tmp_path)
@@ -172,9 +173,34 @@ def test_rows_of_another_query_stay_and_options_are_those_that_the_model_was_tra
     file.write_text(spec.model_dump_json())
     done = score("select * from people where age < 3", None)
     assert (done["rows"], done["state"]) == (2, ""), "but for which state was read"
-    dated = score("select * from people where age > 3", None, snapshot="now")
-    assert (dated["rows"], dated["total_rows"], dated["state"]) == (1, 3, "snapshot-now")
-    assert any("no longer in INPUT" in warning for warning in dated["warnings"])
+    with pytest.raises(SpecError, match=r"holds the predictions of another input: select .* age < 3"):
+        score("select * from people where age > 3", None, snapshot="now")
+    assert len(ids(tmp_path)) == 2
+
+
+def test_the_same_query_of_another_database_is_refused(
+    tmp_path: Path, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = sql(tmp_path)
+    (tmp_path / "other.db").write_bytes((tmp_path / "rows.db").read_bytes())
+    for database in ("rows.db", "rows.db", "other.db"):
+        monkeypatch.setenv("PEOPLE", f"sqlite:///{database}")
+        if database == "other.db":
+            with pytest.raises(SpecError, match="holds the predictions of another input"):
+                score(rows.input, "sql", connection="$PEOPLE")
+        else:
+            assert score(rows.input, "sql", connection="$PEOPLE")["total_rows"] == 6
+
+
+def test_a_file_of_another_folder_is_refused(tmp_path: Path, score: Callable[..., dict[str, Any]]) -> None:
+    for day in ("day1", "day2"):
+        (tmp_path / day).mkdir()
+        pq.write_table(FIRST, tmp_path / day / "rows.parquet")
+    assert score(str(tmp_path / "day1"), "parquet")["total_rows"] == 6
+    with pytest.raises(SpecError, match=r"holds the predictions of another input: .*day1") as refused:
+        score(str(tmp_path / "day2"), "parquet")
+    assert "name a folder for this input alone" in refused.value.next_step
+    assert score(f"{tmp_path}/day1/", "parquet")["units"] == 0
 
 
 def test_a_request_has_the_path_of_what_is_there_and_the_words_of_what_is_not(
