@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["capped", "counted", "in_yaml", "misnamed", "said_of", "shorten"]
+__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "said_of", "shorten"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
@@ -44,6 +44,12 @@ def said_of(error: BaseException) -> str:
     """`KeyError: 'x'`; of an error without a text its kind alone."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5) -> str:
+    """`; did you mean 'a' or 'b'?`, of at most so many known names; empty where none is close."""
+    close = difflib.get_close_matches(name, sorted(known), most, cutoff)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
-from penstock.usercode.definitions import Definitions
+from penstock.usercode.capture import Definitions
 
 if TYPE_CHECKING:
     from penstock.training.events import Point

@@ -22,8 +22,8 @@ from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import CallbackCode
 from penstock.training.registry.registries import REGISTRIES
-from penstock.usercode.capture import NO_CODE, UserCode, capture
-from penstock.usercode.definitions import Definitions, definitions_of
+from penstock.usercode.capture import NO_CODE, Definitions, UserCode, capture
+from penstock.usercode.files import matched_files
 
 if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
     from penstock.training.frameworks.framework import Framework
@@ -71,7 +71,7 @@ class Project:
         if found.is_kept:
             from penstock.ingest.formats.sources.kept import list_kept  # who has files needs none of it
 
-            return list_kept(self.spec.data, self.base_dir, self.storage, self.spread)
+            return list_kept(self.spec.data, self.base_dir, self.storage, self.spread, self.code_files)
         return list_source(self.spec.data, self.base_dir, found.extensions)
 
     @property
@@ -98,7 +98,14 @@ class Project:
             SpecError, DataError: all that cannot be found.
         """
         looks: list[Callable[[], object]] = [lambda: self.files] if lists else []
-        looks += [lambda: self.recipe, lambda: self.transforms, lambda: self.callbacks, lambda: self.data_config, *more]
+        looks += [
+            self._check_code_files,
+            lambda: self.recipe,
+            lambda: self.transforms,
+            lambda: self.callbacks,
+            lambda: self.data_config,
+            *more,
+        ]
         problems: list[PenstockError] = []
         for look in looks:
             try:
@@ -125,12 +132,28 @@ class Project:
         """What `tracking.registry` names. Raises PreflightError if its package cannot be imported."""
         return REGISTRIES.get(self.spec.tracking.registry)
 
+    def _capture(self, target: str, params: Any = None) -> UserCode:
+        return capture(target, self.base_dir, params, self._is_source, self.code_files)
+
+    @cached_property
+    def code_files(self) -> list[str]:
+        """The files that `code.files` names, as paths relative to the pipeline file. Each counts for all user code."""
+        return matched_files(self.base_dir, self.spec.code.files)
+
+    def _check_code_files(self) -> None:
+        for pattern in self.spec.code.files:
+            if not matched_files(self.base_dir, [pattern]):
+                raise SpecError(
+                    f"code.files: {pattern!r} matches no file in {self.base_dir}",
+                    next_step="correct the glob (a folder with all below it is `folder/**`), or take it out",
+                )
+
     @cached_property
     def recipe(self) -> UserCode:
         """The user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
         if self.spec.train.recipe is None:
             return NO_CODE
-        return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
+        return self._capture(self.spec.train.recipe, self.spec.train.params)
 
     def changed_meanwhile(self) -> list[str]:
         """Files that the code may read, as paths in the project, that came or changed since this object looked at it first.
@@ -151,7 +174,7 @@ class Project:
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
         codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
-        return {target: definitions_of(code) for target, code in codes.items()}
+        return {target: code.definitions() for target, code in codes.items()}
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
@@ -175,7 +198,7 @@ class Project:
         problems: list[SpecError] = []
         for target, params in named:
             try:
-                codes.append(capture(target, self.base_dir, params, self._is_source))
+                codes.append(self._capture(target, params))
             except SpecError as error:
                 problems.append(error)
         if problems:
@@ -186,7 +209,7 @@ class Project:
     def data_config(self) -> UserCode | None:
         """What `train.datasets` names, where it is code. Raises SpecError if it cannot be found."""
         named = self.spec.train.datasets
-        return capture(named, self.base_dir, is_source=self._is_source) if isinstance(named, str) else None
+        return self._capture(named) if isinstance(named, str) else None
 
     @cached_property
     def start_from(self) -> StartWeights | None:

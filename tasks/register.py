@@ -23,10 +23,8 @@ from penstock.tasks.records.data_tables import dataset_name
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
-from penstock.training.frameworks.framework import TrimsCode
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion, alias_lease
-from penstock.usercode.capture import UserCode
 
 __all__ = ["STAGE"]
 
@@ -56,7 +54,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             alias=None if decides else spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
-            model=model_spec(ctx).model_copy(update={"code": _code_to_predict(ctx), "raw": form.model_dump(mode="json")}),
+            model=model_spec(ctx).model_copy(update={"code": ctx.project.recipe, "raw": form.model_dump(mode="json")}),
             files=files,
             example=example.drop_columns([form.label] if form.label is not None else []),
             tags={
@@ -98,11 +96,6 @@ def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:
         measured = ctx.output("evaluate")["metrics"].items()
         found |= {name: (value, *of_rows) for name, value in measured if name.startswith(f"{prefix}/")}
     return found
-
-
-def _code_to_predict(ctx: RunContext) -> UserCode:
-    code, framework = ctx.project.recipe, ctx.project.framework
-    return framework.code_to_predict(code) if isinstance(framework, TrimsCode) else code
 
 
 def _example(ctx: RunContext) -> pa.Table:

@@ -21,6 +21,7 @@ from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
+from penstock.usercode.files import CodeSpec
 
 __all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "RetentionSpec", "cross_check"]
 
@@ -49,6 +50,8 @@ class PipelineSpec(Section):
     environment says it: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on."""
     data: DataSection
     """Where the rows are."""
+    code: CodeSpec = CodeSpec()
+    """What user code depends on that reading it does not show."""
     preprocess: list[TransformSpec] = Field(default_factory=list)
     """Transforms applied to every row, in order; those that learn something learn it from the train split only."""
     materialize: MaterializeSpec = MaterializeSpec()

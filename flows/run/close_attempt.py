@@ -100,16 +100,16 @@ def _description(ctx: RunContext) -> str:
 
 
 def _warn_of_changed_files(ctx: RunContext) -> None:
-    """A file that the code makes and reads counts as code: that the next run begins anew must not be a surprise."""
+    """Warn that a file that counts as code has changed: the next command begins a new run."""
     try:
         changed = ctx.project.changed_meanwhile()
     except (OSError, PenstockError):  # the code itself is being written anew
         return
     if changed:
         ctx.warn(
-            f"the code names {', '.join(changed)}, and what it may read counts as code: with what was written there meanwhile, "
-            "the next command begins a new run. What the code itself makes and reads again is better put where only a run "
-            "knows: below tempfile.gettempdir()"
+            f"the code names {', '.join(changed)}, so that these files count as code, and they have changed meanwhile: the "
+            "next command begins a new run. A file that the code itself writes is better put where no literal names it: below "
+            "tempfile.gettempdir()"
         )
 
 

@@ -70,10 +70,8 @@ def _check_the_rest(
 
         check_space(loaded)
         say(f"tune       ok   up to {counted(loaded.spec.tune.limit, 'trial')} over {', '.join(loaded.spec.tune.space)}")
-    warnings += [
-        f"{', '.join(places)}: {what} is known only when the code runs, so that a change of it is not noticed"
-        for what, places in _limits(project).items()
-    ]
+    if variables := {place: None for code in project.codes for place in code.variables}:
+        warnings.append(f"{', '.join(variables)}: reads environment variables, whose values no key covers")
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
     say(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")
@@ -90,15 +88,6 @@ def _check_the_rest(
         say(f"warning: {warning}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
     return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
-
-
-def _limits(project: Project) -> dict[str, dict[str, None]]:
-    """What the code reads that no key knows -> the places that read it, as `file:line`."""
-    found: dict[str, dict[str, None]] = {}
-    for limit in (limit for code in project.codes for limit in code.limits):
-        file, line, what = limit.split(":", 2)
-        found.setdefault(what.lstrip(), {})[f"{file}:{line}"] = None
-    return found
 
 
 def _said_of_model(batch: dict[str, Any], rows: int) -> str:

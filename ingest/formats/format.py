@@ -94,6 +94,10 @@ class Format(Protocol):
         """
         raise NotImplementedError(f"{type(self).__name__} reads files")
 
+    def with_code_files(self, code_files: Sequence[str]) -> Format:
+        """Return the format for sources that depend on these files, too, where they are user code (`code.files`)."""
+        return self
+
     def reader(self, data: DataSpec, options: Any) -> Reader:
         """Make the reader of a pipeline's files.
 

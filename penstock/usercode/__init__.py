@@ -1,6 +1,6 @@
-"""How does user code travel to a Ray worker, with a key that knows what it reaches?
+"""How does user code travel to a Ray worker, with a key that covers what it reaches?
 
-Words: a *target* is what the pipeline file names (`model.py:Net`); its *closure* is the definitions and files that it reaches.
-Public: `capture` (code as it travels), `closure` (its key), `definitions` (its source, definition by definition),
-`package` (its import), `needed_files`, `secret_files`. The other modules read Python source for them.
+Words: a *target* is what the pipeline file names (`model.py:Net`); its *closure* is the definitions that it reaches.
+Public: `capture` (code as it travels), `closure` (its key), `files` (other files that it depends on), `package` (its import),
+`source` and `imports` (what Python source says).
 """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,7 +13,8 @@ from penstock.config import Section
 from penstock.tasks.records.keys import StageKey, changed_inputs, short_value
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES, StageName
-from penstock.usercode.definitions import Definitions, changed_names
+from penstock.usercode.capture import Definitions
+from penstock.usercode.source import canonical
 
 __all__ = ["Before", "Change", "Changes", "changes", "why_run"]
 
@@ -136,8 +138,29 @@ def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any], before: Before
     old, new = (_by_file([side.get(name) or {} for name in codes]) for side in (was, now))
     for file in sorted({*old, *new}):
         if old.get(file) != new.get(file):
-            names = changed_names(before.definitions(targets, file), after.definitions(targets, file))
+            names = _changed_names(before.definitions(targets, file), after.definitions(targets, file))
             yield CodeChange(targets=targets, file=file, names=tuple(names))
+
+
+def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the definitions of one file that differ, down to a class's methods; comments and docstrings do not count.
+
+    A class that only one side has is named as a whole.
+    """
+    both = before.keys() & after.keys()
+    old, new = (dict(_members(side, both)) for side in (before, after))
+    return [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
+
+
+def _members(sources: Mapping[str, str], taken_apart: Collection[str]) -> Iterator[tuple[str, object]]:
+    """Yield (name, syntax tree) of each definition; a class that is taken apart gives its methods, and its rest, one by one."""
+    for name, text in sources.items():
+        body = ast.parse(text).body
+        if name in taken_apart and len(body) == 1 and isinstance(body[0], ast.ClassDef):
+            methods = [node for node in body[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            yield from ((f"{name}.{method.name}", canonical(method)) for method in methods)
+            body[0].body = [node for node in body[0].body if node not in methods]
+        yield name, canonical(body)
 
 
 def _by_file(reached: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:

@@ -41,7 +41,7 @@ from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
-from penstock.usercode.definitions import Definitions
+from penstock.usercode.capture import Definitions
 
 __all__ = [
     "Attempt",

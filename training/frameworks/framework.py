@@ -22,7 +22,7 @@ from penstock.training.model import Predicts
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Framework", "HasOwnSteps", "TriedBatch", "TrimsCode"]
+__all__ = ["Framework", "HasOwnSteps", "TriedBatch"]
 
 
 class TriedBatch(Section):
@@ -119,15 +119,6 @@ class Framework(Protocol):
             TrainingError: training failed.
             CheckpointError: a checkpoint cannot be written, or none can be trusted.
         """
-        ...
-
-
-@runtime_checkable
-class TrimsCode(Protocol):
-    """What a framework can besides: say what of the user's code a registered model needs. Without it all is kept."""
-
-    def code_to_predict(self, code: UserCode) -> UserCode:
-        """The same code without the data files that neither loading nor predicting reads (`penstock.usercode.needed_files`)."""
         ...
 
 

@@ -42,7 +42,13 @@ PART_BYTES = 32 << 20
 _TAKEN = "pandas DataFrames, Arrow tables or record batches, dicts of arrays, structured numpy arrays, or a ray.data.Dataset"
 
 
-def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable[[], ParallelMap] | None = None) -> Listing:
+def list_kept(
+    data: DataSpec,
+    base_dir: Path,
+    storage: Storage,
+    spread: Callable[[], ParallelMap] | None = None,
+    code_files: Sequence[str] = (),
+) -> Listing:
     """Return the files that hold the rows of the sources: those of a table as they are, or files written once.
 
     Args:
@@ -50,12 +56,13 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable
         storage: gets the rows below `sources/`.
         spread: called where there is much to copy that can be read in parts: where that is done, instead of in threads of this
             process.
+        code_files: files besides those that it names on which a source that is user code depends.
 
     Raises:
         SpecError, PreflightError: a source is not there, or its library is not.
         DataError: it cannot be read, or gives something other than rows.
     """
-    form = format_of(data)
+    form = format_of(data).with_code_files(code_files)
     kept: dict[str, str] = {}
     known: dict[Split, TableFiles] = {}
     states: dict[Split, str] = {}

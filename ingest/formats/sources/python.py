@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,13 @@ class PythonFormat(Format):
     pins = ("fingerprint",)
     Options = PythonOptions
 
+    def __init__(self, code_files: Sequence[str] = ()) -> None:
+        self._code_files = code_files
+
+    def with_code_files(self, code_files: Sequence[str]) -> PythonFormat:
+        """Return the format for functions that depend on these files, too."""
+        return PythonFormat(code_files)
+
     def reader(self, data: DataSpec, options: PythonOptions) -> ArrowReader:
         """Read the files that the rows were written to."""
         return ArrowReader()
@@ -52,17 +59,16 @@ class PythonFormat(Format):
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
         """Return the function, known by its code, its params and the fingerprint."""
         options: PythonOptions = data.__dict__.get("python") or PythonOptions()
-        code = capture(target, base_dir, options.params)
-        identity = [code.digest, options.model_dump(mode="json")["params"], _fingerprint(options, base_dir)]
+        code = capture(target, base_dir, options.params, files=self._code_files)
+        identity = [code.digest, options.model_dump(mode="json")["params"], self._fingerprint(options, base_dir)]
         return Origin(identity, lambda: _call(code, options, base_dir), reading=lambda: _reading(code))
 
-
-def _fingerprint(options: PythonOptions, base_dir: Path) -> str:
-    if ":" not in options.fingerprint:
-        return options.fingerprint
-    code = capture(options.fingerprint, base_dir, options.params)
-    with _naming(code):
-        return str(_call(code, options, base_dir))
+    def _fingerprint(self, options: PythonOptions, base_dir: Path) -> str:
+        if ":" not in options.fingerprint:
+            return options.fingerprint
+        code = capture(options.fingerprint, base_dir, options.params, files=self._code_files)
+        with _naming(code):
+            return str(_call(code, options, base_dir))
 
 
 def _call(code: UserCode, options: PythonOptions, base_dir: Path) -> Any:

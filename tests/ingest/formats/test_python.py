@@ -161,3 +161,17 @@ def test_the_page_pairs_images_with_masks_of_another_folder(tmp_path: Path) -> N
     (tmp_path / "data" / "masks" / "2.png").unlink()
     with pytest.raises(DataError, match=r"source\.py:pairs raised FileNotFoundError.*masks/2\.png"):
         prepared()
+
+
+def test_a_changed_file_of_code_files_calls_the_function_again(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text(
+        "from pathlib import Path\n\ndef rows():\n"
+        "    yield {'x': [int(file.read_text()) for file in Path(__file__).parent.glob('*.num')]}\n"
+    )
+    section = {"format": "python", "train": "source.py:rows"}
+    data = spec_class_for(section).model_validate(section)
+    for number in (1, 2):
+        (tmp_path / "a.num").write_text(str(number))
+        files = list_kept(data, tmp_path, Storage(str(tmp_path / "storage")), code_files=["a.num"]).files
+        snapshot = read_source(data, files, silent)
+        assert [batch.table["x"].to_pylist() for batch in iterate_rows(data, snapshot, snapshot.files)] == [[number]]

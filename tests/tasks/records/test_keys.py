@@ -150,6 +150,19 @@ def test_a_file_that_params_name_changes_the_key_and_is_named(tmp_path: Path, ov
     assert stage in changed(before, after)
 
 
+def test_a_file_of_code_files_changes_the_keys_of_all_code(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    (tmp_path / "words.txt").write_text("one")
+    before = keys_of(file, "code.files=['*.txt']")
+    (tmp_path / "words.txt").write_text("two")
+    after = keys_of(file, "code.files=['*.txt']")
+    named = {stage: changed_inputs(before[stage].inputs, after[stage].inputs) for stage in ("preprocess", "train")}
+    assert named == {
+        "preprocess": ["code.transforms.py:scale: changed words.txt"],
+        "train": ["code.model.py:Net: changed words.txt"],
+    }
+
+
 def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None:
     file = make(tmp_path)
     before = keys_of(file)

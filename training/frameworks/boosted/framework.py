@@ -22,7 +22,6 @@ from penstock.training.model import Predicts
 from penstock.training.on_ray import trainer
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
-from penstock.usercode.needed_files import without_data
 
 __all__ = ["BoostedFramework"]
 
@@ -122,10 +121,6 @@ class BoostedFramework:
         """Train on workers of Ray."""
         on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
         return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=rank_of(self._library))
-
-    def code_to_predict(self, code: UserCode) -> UserCode:
-        """An objective of its own is not called."""
-        return without_data(code)
 
 
 @dataclass(frozen=True)

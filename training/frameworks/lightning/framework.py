@@ -29,7 +29,6 @@ from penstock.training.ranks import Group
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
-from penstock.usercode.needed_files import without_files_of
 
 __all__ = ["LIGHTNING", "LightningFramework", "run_lightning_rank"]
 
@@ -43,9 +42,6 @@ _THE_MODULES = {
     "start_from": "load weights in configure_model()",
 }
 """Field that is not read -> what does instead."""
-
-_ONLY_TRAINS = ("configure_callbacks", "configure_optimizers", "test_step", "training_step", "validation_step")
-"""Methods of a module that a registered model never calls."""
 
 
 class LightningFramework:
@@ -108,10 +104,6 @@ class LightningFramework:
         """Run the Trainer on Ray Train workers."""
         work: Any = run_lightning_rank
         return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
-
-    def code_to_predict(self, code: UserCode) -> UserCode:
-        """Without data files that only the steps and the optimizers read."""
-        return without_files_of(code, _ONLY_TRAINS)
 
 
 def run_lightning_rank(

@@ -17,12 +17,8 @@ from penstock.training.on_ray import trainer
 from penstock.training.recipe import load_recipe
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
-from penstock.usercode.needed_files import without_files_of
 
 __all__ = ["TORCH", "TorchFramework"]
-
-_ONLY_TRAINS = ("augment", "loss", "measure", "metrics", "optimizer", "scheduler", "training_step")
-"""Methods of a recipe that a registered model never calls."""
 
 
 class TorchFramework:
@@ -55,10 +51,6 @@ class TorchFramework:
     ) -> TrainOutcome:
         """Train on Ray Train workers."""
         return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster)
-
-    def code_to_predict(self, code: UserCode) -> UserCode:
-        """Without data files that only loss, optimizer and the like read."""
-        return without_files_of(code, _ONLY_TRAINS)
 
 
 TORCH = TorchFramework()

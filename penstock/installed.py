@@ -1,0 +1,61 @@
+"""Which versions of installed packages does code use? Of one without a version, which source?"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+
+from penstock.digest import digest_of, file_digest
+
+__all__ = ["versions_of"]
+
+
+def versions_of(packages: set[str]) -> dict[str, str]:
+    """Return distribution -> version for top-level modules; of one without a distribution, module -> digest of its sources."""
+    versions: dict[str, str] = {}
+    for top in sorted(packages - sys.stdlib_module_names - set(sys.builtin_module_names)):
+        names = {name for name in _distributions().get(top, ()) if name}
+        for name in sorted(names):
+            # Looked up by name: an upgrade that was cut off leaves a folder `~umpy-...` with another version.
+            found = distribution(name)
+            versions[name] = found.version
+            if _is_editable(found) and (source := _source_digest(top)):
+                # As a local version, which a requirement leaves out: `pip install -e` keeps the number at every edit.
+                versions[name] += f"+{source.replace(':', '.')}"
+        if not names and (source := _source_digest(top)):
+            versions[top] = source
+    return versions
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _is_editable(found: Distribution) -> bool:
+    """Whether it is installed as a link to its sources (PEP 610)."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return bool(json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
+    return False
+
+
+@functools.cache
+def _source_digest(top: str) -> str:
+    """Digest the sources of a module, such as one on PYTHONPATH; empty if it cannot be found."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    roots = [Path(root) for root in spec.submodule_search_locations or []]
+    files = [(p.relative_to(root).as_posix(), p) for root in roots for p in sorted(root.rglob("*.py"))]
+    if not roots and spec.origin and Path(spec.origin).is_file():
+        files = [(Path(spec.origin).name, Path(spec.origin))]
+    return "source:" + digest_of([[name, file_digest(file)] for name, file in files]) if files else ""
