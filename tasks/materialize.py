@@ -90,7 +90,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
         ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
-    of_columns = (ctx.snapshot.said_of_lacks(), _said_of_index(ctx))
+    of_columns = (ctx.snapshot.describe_missing_columns(), _said_of_index(ctx))
     for said in (*of_columns, untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")

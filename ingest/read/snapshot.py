@@ -1,4 +1,4 @@
-"""What exactly was read? A snapshot of the source (files, row counts, one schema for all), and the rows, in order."""
+"""Which files and rows does a source have, and in which order are they read? A snapshot of files, row counts and one schema."""
 
 from __future__ import annotations
 
@@ -70,26 +70,26 @@ class SourceSnapshot(Section):
 
     @property
     def digest(self) -> str:
-        """Digest of what the files are and hold, wherever they lie: 32 hex characters."""
+        """Digest of the names and content of the files, at any place: 32 hex characters."""
         files = [(file.location, file.name, file.size_bytes, file.fingerprint, file.rows) for file in self.files]
         return digest_of([self.format, files, [(column.name, column.type) for column in self.columns]])
 
-    def said_of_lacks(self) -> str:
-        """Which columns are null in files that lack them; empty if there are none."""
-        said = []
+    def describe_missing_columns(self) -> str:
+        """Describe the columns that are null in files that lack them; empty if no file lacks one."""
+        missing = []
         for name in dict.fromkeys(name for file in self.files for name in file.lacks):
             without = [file for file in self.files if name in file.lacks]
             rows = counted(sum(file.rows or 0 for file in without), "row")
             where = without[0].name if len(without) == 1 else counted(len(without), "file") + f" (first {without[0].name})"
-            said.append(f"{name!r} in {rows} of {where}")
-        if not said:
+            missing.append(f"{name!r} in {rows} of {where}")
+        if not missing:
             return ""
-        more = [f"{len(said) - _SHOWN_COLUMNS} more"] if said[_SHOWN_COLUMNS:] else []
-        shown = ", ".join([*said[:_SHOWN_COLUMNS], *more])
+        more = [f"{len(missing) - _SHOWN_COLUMNS} more"] if missing[_SHOWN_COLUMNS:] else []
+        shown = ", ".join([*missing[:_SHOWN_COLUMNS], *more])
         return f"null because the file has no such column: {shown}; where one was renamed, give it its old name again"
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema of every table that `iterate_rows` yields."""
+        """Return the schema of every table that `iterate_rows` yields."""
         return pa.schema([pa.field(column.name, parse_type(column.type)) for column in self.columns])
 
 
@@ -128,10 +128,10 @@ def read_source(
     """Open every file, check it, and settle on one schema.
 
     Args:
-        parallel: where the files are looked through; None for threads of this process.
-        part_bytes: a file of twice as much is looked through in parts of this size, if it can be cut.
-        only_heads: look at the beginning of large files only, for a sample of the rows there.
-        keep: keep on the node what is parsed, for those that read the rows next (penstock.ingest.read.parsed_rows).
+        parallel: where the files are inspected; None for threads of this process.
+        part_bytes: a file of twice as much is inspected in parts of this size, if it can be cut.
+        only_heads: inspect the beginning of large files only, for a sample of the rows there.
+        keep: keep parsed rows on the node, for the stages that read them next (penstock.ingest.read.parsed_rows).
 
     Raises:
         SpecError: `data` names a column or type that does not exist.
@@ -143,10 +143,10 @@ def read_source(
     facts: list[FileFacts] = []
     problems: list[DataError] = []
     if only_heads:
-        looked = [inspect_head(reader, file) for file in files]
+        inspected = [inspect_head(reader, file) for file in files]
     else:
-        looked = inspect_files(data, files, progress, parallel, part_bytes, keep=keep)
-    for result in looked:
+        inspected = inspect_files(data, files, progress, parallel, part_bytes, keep=keep)
+    for result in inspected:
         if isinstance(result, DataError):
             problems.append(result)
         elif isinstance(result, PenstockError):
@@ -178,7 +178,7 @@ def read_source(
 
 
 def _refuse_empty(data: DataSpec, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> None:
-    """Spark and Dask write parts without rows beside others; a location of nothing else is a mistake."""
+    """Refuse locations without rows. A file may have none beside others: Spark and Dask write such parts."""
     rows: dict[Split, int] = {}
     for file, fact in zip(files, facts, strict=True):
         rows[file.location] = rows.get(file.location, 0) + fact.rows
@@ -215,7 +215,7 @@ def iterate_rows(
 ) -> Iterator[RowBatch]:
     """Yield the rows of `files` in their order, up to `batch_rows` at a time, in bounded memory.
 
-    `files` are of the snapshot. They are read in the snapshot's format; that of `data` says what their columns mean.
+    `files` are of the snapshot. They are read in the snapshot's format; the format of `data` gives the columns their meaning.
     A batch never mixes locations. It holds rows of one file, except where a file is one row (see `RowBatch.files`).
 
     Args:
@@ -269,7 +269,7 @@ def _tables(
     batch_rows: int,
     piece: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """The reader's tables, with the columns put in whose values are in the folders' names, or that the file lacks."""
+    """Yield the reader's tables, and add columns whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
     values = folder_columns(file)
     constant = {column.name: values.get(column.name) for column in snapshot.columns if column.from_folder}
@@ -305,13 +305,13 @@ def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -
         return cast_array(pa.repeat(pa.scalar(value, pa.string()), rows), field.type)
     except pa.ArrowException as error:
         raise DataError(
-            f"{file.uri}: the folder says {field.name}={value}, which does not read as {field.type}",
+            f"{file.uri}: the folder is named {field.name}={value}, which does not read as {field.type}",
             next_step=f"rename the folder, or set data.types: {{{in_yaml(field.name)}: string}}",
         ) from error
 
 
 def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column.
+    """Yield the same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column.
 
     Such a table is cut where it would be of more than `BATCH_BYTES`; the one after it begins where it would have begun.
     """
@@ -331,7 +331,7 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
 
 
 def opens_files(data: DataSpec, snapshot: SourceSnapshot) -> bool:
-    """Whether rows of the snapshot's columns are read from the files, and not told by their names."""
+    """Whether the values of the snapshot's columns are in the files, and not all in their names."""
     reader = reader_of(data)
     return not (reader.one_row_per_file and _is_in_names(reader, snapshot))
 

@@ -28,7 +28,7 @@ _TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "valida
 
 
 def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
-    """Say where each row of `table` goes: uint8 [rows], index into SPLITS.
+    """Return the split of each row of `table`: uint8 [rows], index into SPLITS.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
     and f_test <= u < f_test + f_validation is validation. Where the two rules hash different columns, or test goes by time,
@@ -72,7 +72,7 @@ class Deal(NamedTuple):
 
 
 def deals(data: DataSpec) -> list[Deal]:
-    """What the rules that go by hashes deal: one deal for both splits where they hash the same."""
+    """Return the deals of the rules that go by hashes: one for both splits where they hash the same."""
     found: list[Deal] = []
     hashed = {split: rule for split, rule in split_rules(data).items() if not rule.is_by_time}
     test, validation = hashed.get("test"), hashed.get("validation")
@@ -85,7 +85,7 @@ def deals(data: DataSpec) -> list[Deal]:
             ends.append(start + (share if together else share / (1.0 - below)))
             codes.append(_VALIDATION)
         else:
-            # The last end is no sum: it must not fall below 1.
+            # The last end is not summed up: it must not fall below 1.
             ends += [*(start + (1.0 - start) * fold / data.folds for fold in range(1, data.folds)), 1.0]
             codes += [_VALIDATION if fold == data.fold else _TRAIN for fold in range(data.folds)]
         found.append(Deal("validation", validation, tuple(ends), (*codes, _TRAIN)))
@@ -95,7 +95,7 @@ def deals(data: DataSpec) -> list[Deal]:
 
 
 def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
-    """Which part of the deal each row is in: int64 [rows]."""
+    """Return the part of the deal that each row is in: int64 [rows]."""
     u = hash_positions(data, table, files, deal)
     strata = files[0].strata if len(files) == 1 else None
     if deal.rule.stratify is None or strata is None:  # or each file is one row
@@ -108,7 +108,7 @@ def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFi
 
 
 def class_hashes(data: DataSpec, table: pa.Table, column: str) -> np.ndarray:
-    """What tells the values of a column apart: uint64 [rows]. Raises DataError if it cannot be hashed."""
+    """Hash the values of a column of classes: uint64 [rows]. Raises DataError if it cannot be hashed."""
     try:
         return _hashes(data, table.select([column]))
     except TypeError as error:
@@ -116,7 +116,7 @@ def class_hashes(data: DataSpec, table: pa.Table, column: str) -> np.ndarray:
 
 
 def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:
-    """Which rows lie at or after `after` and before `before`: bool [rows]."""
+    """Return which rows are at or after `after` and before `before`: bool [rows]."""
     (name,) = rule.columns
     column = _group(table, files, split, name, None)
     column = single_chunk(column) if isinstance(column, pa.ChunkedArray) else column
@@ -126,7 +126,7 @@ def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: Spl
         wanted = "times" if isinstance(limit, dt.datetime) else "numbers"
         raise DataError(
             f"data.{split}: after and before are {wanted}, and column {name!r} is {column.type}",
-            next_step=f"say its type (data.types: {{{in_yaml(name)}: {'timestamp[us]' if wanted == 'times' else 'float64'}}}), "
+            next_step=f"set its type (data.types: {{{in_yaml(name)}: {'timestamp[us]' if wanted == 'times' else 'float64'}}}), "
             f"or correct data.{split}",
         )
     if pa.types.is_date(column.type):
@@ -143,7 +143,7 @@ def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: Spl
 
 
 def _on_scale(moment: dt.datetime | float, kind: pa.DataType, dtype: np.dtype) -> float:
-    """The smallest value of the column, as a number, that is not before the moment. Exact: no float stands for a time."""
+    """Return the smallest value of the column, as a number, that is not before the moment. Exact: no floats for times."""
     if not isinstance(moment, dt.datetime):
         return moment if dtype.kind == "f" else math.ceil(moment)
     utc = moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
@@ -201,7 +201,7 @@ def _hashes(data: DataSpec, hashed: pa.Table) -> np.ndarray:
 def _group(
     table: pa.Table, files: Sequence[SourceFile], split: str, name: str, pattern: str | None
 ) -> pa.ChunkedArray | pa.Array:
-    """What the rows are grouped by: a column, or the paths of their files, or what the pattern finds in it."""
+    """Return the groups of the rows: a column, the paths of their files, or the matches of the pattern in them."""
     if name in table.column_names:
         values = table.column(name)
     elif name == PATH:
