@@ -23,10 +23,10 @@ _PNG_BITS_AT = 24
 """Where a PNG holds the number of bits of a channel."""
 
 _TIFF_BITS, _TIFF_PLANES = 258, 284
-"""Tags of a TIFF: the bits of each channel; whether channels lie pixel by pixel (1) or one after the other (2)."""
+"""Tags of a TIFF: the bits of each channel; whether channels are stored pixel by pixel (1) or one after the other (2)."""
 
 _JPEG2000_SIZES = b"\xff\x4f\xff\x51"
-"""Begins the picture of a JPEG 2000; the number of channels lies 40 bytes on, 3 bytes about each behind it."""
+"""Begins the picture of a JPEG 2000; the number of channels is 40 bytes on, followed by 3 bytes for each."""
 
 _OTHER_BYTES = {
     "LA;16B": "RGBA",  # the four bytes of a pixel as they are: the low one of grey is the second
@@ -36,7 +36,7 @@ _OTHER_BYTES = {
         for order, other in (("B", "L"), ("L", "B"), ("N", "B" if sys.byteorder == "little" else "L"))
     },
 }
-"""Pillow's names for how the bytes of deep colours lie, and those under which it keeps the bytes that it leaves out."""
+"""Pillow's names for the order of the bytes of deep colours, and those under which it keeps the bytes that it leaves out."""
 
 
 class DeepImage(ValueError):
@@ -70,24 +70,24 @@ def deep_values(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.n
     uint16 of an image of 16 bits, else int32 or float32.
 
     Raises:
-        ValueError: they lie as Pillow does not read them.
+        ValueError: Pillow does not read their layout.
     """
     if image.mode.startswith(_DEEP_MODES):
         ImageOps.exif_transpose(image, in_place=True)
         return np.asarray(image)
-    lies = _how_bytes_lie(image)
+    layout = _byte_layout(image)
     planes: Any = getattr(image, "tag_v2", {}).get(_TIFF_PLANES, 1)
-    if lies not in _OTHER_BYTES or planes != 1:
-        raise ValueError(f"colours of 16 bits of the kind {lies}{', in planes' if planes != 1 else ''}: write them as RGB")
+    if layout not in _OTHER_BYTES or planes != 1:
+        raise ValueError(f"colours of 16 bits of the kind {layout}{', in planes' if planes != 1 else ''}: write them as RGB")
     with Image.open(io.BytesIO(content), formats=(str(image.format),)) as again:
         again.tile = [
-            tile._replace(args=(_OTHER_BYTES[lies], *tile.args[1:]) if isinstance(tile.args, tuple) else _OTHER_BYTES[lies])
+            tile._replace(args=(_OTHER_BYTES[layout], *tile.args[1:]) if isinstance(tile.args, tuple) else _OTHER_BYTES[layout])
             for tile in again.tile
         ]
         ImageOps.exif_transpose(again, in_place=True)
         low = np.asarray(again)
     ImageOps.exif_transpose(image, in_place=True)
-    is_grey = lies.startswith("LA")
+    is_grey = layout.startswith("LA")
     values = np.asarray(image)[..., 0 if is_grey else slice(3)].astype(np.uint16)
     values <<= 8
     values |= low[..., 1 if is_grey else slice(3)]
@@ -108,7 +108,7 @@ def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.rint(scaled).astype(np.uint8)
 
 
-def _how_bytes_lie(image: ImageFile.ImageFile) -> str:
+def _byte_layout(image: ImageFile.ImageFile) -> str:
     args = image.tile[0].args
     return str(args[0] if isinstance(args, tuple) else args)
 

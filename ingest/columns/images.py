@@ -171,8 +171,8 @@ def pixel_bytes(content: bytes | memoryview) -> int:
 
 def _decode_smaller(image: Image.Image, height: int, width: int) -> None:
     """Let a JPEG be decoded at a part of its size. Does nothing to other formats."""
-    lies = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-    image.draft(None, (_SHRINK_FROM * (height if lies else width), _SHRINK_FROM * (width if lies else height)))
+    is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    image.draft(None, (_SHRINK_FROM * (height if is_turned else width), _SHRINK_FROM * (width if is_turned else height)))
 
 
 def _resized(pixels: np.ndarray, size: tuple[int, int], out: np.ndarray | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which files lie at a path, below a folder, or match a glob? Links are followed on a local disk, also those to folders.
+"""Which files are at a path, below a folder, or match a glob? Links are followed on a local disk, also those to folders.
 
 Hugging Face's hub, DVC, git-annex and Bazel lay out folders of nothing but links.
 """

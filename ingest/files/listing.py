@@ -98,7 +98,7 @@ _MARKER_PATTERNS = (
 )
 
 _MARKERS = re.compile("|".join(map(fnmatch.translate, _MARKER_PATTERNS)))
-"""Names of files that lie beside data, in lower case."""
+"""Names of files that are kept beside data, in lower case."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
@@ -273,7 +273,7 @@ def list_location(
         globbed = glob.has_magic(path)
         fates = {full: _fate(name, extensions, globbed=globbed) for full, name in names.items()}
         wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
-        whole = root == path.rstrip("/")  # a folder, whose files are all found; of others logs may lie beside what was found
+        whole = root == path.rstrip("/")  # a folder, whose files are all found; of others, logs may be beside the files found
         folders = _folders_above([path] if whole else wanted)
         _refuse_tables(called, uri, fs, [full for full in found if full != path], folders)
         _refuse_dangling(wanted)
@@ -333,7 +333,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
 
     Args:
         below: paths of files that were found, a log perhaps among them.
-        folders: where else a log may lie.
+        folders: other places of a log.
     """
     logs = [(format, name) for format in _TABLE_FORMATS for name in below if _is_log(format, name)]
     with ThreadPoolExecutor(_LOOKS) as pool:
@@ -381,7 +381,7 @@ def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
         raise DataError(
             counted(len(dangling), "source file is a link to nothing", "source files are links to nothing"),
             problems=capped(dangling),
-            next_step="fetch what they stand for (git annex get, dvc pull), or remove the links",
+            next_step="fetch the files behind them (git annex get, dvc pull), or remove the links",
         )
 
 

@@ -37,7 +37,7 @@ class CsvOptions(Section):
     delimiter: Sign | None = None
     """What separates the fields. Without it a comma, and a tab in files named .tsv or .tab."""
     quote: Sign = '"'
-    """What encloses a field that holds delimiters or lines; twice within such a field, it stands for itself."""
+    """What encloses a field that holds delimiters or lines; twice within such a field, it means itself."""
     escape: Sign | None = None
     """What makes the character after it plain."""
     decimal: Literal[".", ","] = "."

@@ -41,7 +41,7 @@ class Origin(NamedTuple):
     version: str = ""
     """Part of the files' names, so that it is in the key and in what is shown: `version-12`."""
     reading: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around `rows` and the iteration: turns what goes wrong into penstock's errors."""
+    """Context around `rows` and the iteration: turns failures into penstock's errors."""
     files: Callable[[], TableFiles | None] | None = None
     """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
     parts: Callable[[], RowParts] | None = None

@@ -30,7 +30,7 @@ _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
 
 class ImagesFormat(Format):
-    """One image a file, in folders named after their classes: the first folder below the root, whatever lies below that."""
+    """One image a file, in folders named after their classes: the first folder below the root, at any depth."""
 
     extensions = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
     # The folders of images are their classes, whatever signs are in the names.
@@ -67,7 +67,7 @@ class ImageReader(Reader):
             )
         if self._needs_class and class_of(file) is None:
             raise DataError(
-                f"{file.uri}: lies in no class folder, so it has no label",
+                f"{file.uri}: is not in a class folder, so it has no label",
                 next_step="move it to a folder named after its class",
             )
         return FileFacts(_COLUMNS, 1)

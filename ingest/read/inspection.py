@@ -58,8 +58,8 @@ Piece = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Some files, or a part of one, that one task looks through."""
+class _Task:
+    """Some files, or a part of one, that are inspected together."""
 
     files: tuple[tuple[int, SourceFile], ...]
     """Each with its number."""
@@ -70,11 +70,11 @@ class _Look:
         return self.span[1] - self.span[0] if self.span else sum(file.size_bytes for _, file in self.files)
 
 
-_Found = tuple[_Look, list[FileFacts | PenstockError | PartFacts | None]]
+_Found = tuple[_Task, list[FileFacts | PenstockError | PartFacts | None]]
 
 
 def is_much(data: DataSpec, files: Sequence[SourceFile]) -> bool:
-    """Whether a cluster looks through the files sooner than this machine."""
+    """Whether a cluster inspects the files sooner than this machine."""
     of_files = not format_of(data).is_kept and reader_of(data).inspects_rows
     return of_files and sum(file.size_bytes for file in files) >= MUCH_BYTES
 
@@ -97,25 +97,25 @@ def inspect_files(
     reader = reader_of(data)
     spans = _spans(reader, files, part_bytes)
     few = max(1, min(_THREAD_FILES, len(files) // (4 * threads_for(files)))) if files else 1
-    looks = list(_looks(files, spans, *((part_bytes, _TASK_FILES) if parallel else (part_bytes // 16, few))))
+    tasks = list(_tasks(files, spans, *((part_bytes, _TASK_FILES) if parallel else (part_bytes // 16, few))))
     whole: dict[int, FileFacts | PenstockError] = {}
     parts: dict[int, dict[int, PartFacts | None]] = {}
     done, total = 0, sum(file.size_bytes for file in files)
-    for look, found in _run(partial(_look, data, keep), looks, files, parallel):
-        for (number, _), facts in zip(look.files, found, strict=True):
-            if look.span is not None:
-                parts.setdefault(number, {})[look.span[0]] = facts  # type: ignore[assignment]
+    for task, found in _run(partial(_inspect_task, data, keep), tasks, files, parallel):
+        for (number, _), facts in zip(task.files, found, strict=True):
+            if task.span is not None:
+                parts.setdefault(number, {})[task.span[0]] = facts  # type: ignore[assignment]
             else:
                 whole[number] = facts  # type: ignore[assignment]
-        done += look.num_bytes
+        done += task.num_bytes
         progress(done / 1e6, total / 1e6, "MB", f"{len(whole)} of {len(files)} files")
     for number, found_parts in parts.items():
         joined = _joined(reader, files[number], found_parts)
         if joined is not None:
             whole[number] = joined
-    again = [_Look(((number, files[number]),)) for number in parts if number not in whole]
-    for look, found in _run(partial(_look, data, keep), again, files, parallel):
-        whole[look.files[0][0]] = found[0]  # type: ignore[assignment]
+    again = [_Task(((number, files[number]),)) for number in parts if number not in whole]
+    for task, found in _run(partial(_inspect_task, data, keep), again, files, parallel):
+        whole[task.files[0][0]] = found[0]  # type: ignore[assignment]
         progress(total / 1e6, total / 1e6, "MB", f"{len(whole)} of {len(files)} files")
     return [whole[number] for number in range(len(files))]
 
@@ -212,59 +212,59 @@ def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict
         return {number: cut for (number, _), cut in zip(large, found, strict=True) if cut}
 
 
-def _looks(
-    files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], look_bytes: int, look_files: int
-) -> Iterator[_Look]:
+def _tasks(
+    files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], task_bytes: int, task_files: int
+) -> Iterator[_Task]:
     """Yield the work of each task: parts of large files, and small files together."""
     for number, cut in spans.items():
-        yield from (_Look(((number, files[number]),), span) for span in cut)
+        yield from (_Task(((number, files[number]),), span) for span in cut)
     held: list[tuple[int, SourceFile]] = []
     held_bytes = 0
     for number, file in enumerate(files):
         if number not in spans:
             held.append((number, file))
             held_bytes += file.size_bytes
-            if held_bytes >= look_bytes or len(held) >= look_files:
-                yield _Look(tuple(held))
+            if held_bytes >= task_bytes or len(held) >= task_files:
+                yield _Task(tuple(held))
                 held, held_bytes = [], 0
     if held:
-        yield _Look(tuple(held))
+        yield _Task(tuple(held))
 
 
 def _run(
-    look: Callable[[_Look], _Found], looks: Sequence[_Look], files: Sequence[SourceFile], parallel: ParallelMap | None
+    inspect: Callable[[_Task], _Found], tasks: Sequence[_Task], files: Sequence[SourceFile], parallel: ParallelMap | None
 ) -> Iterator[_Found]:
     if parallel is not None:
-        yield from parallel(look, looks)
+        yield from parallel(inspect, tasks)
         return
-    pool = ThreadPoolExecutor(max(1, min(len(looks), threads_for(files) if len(files) > 1 else os.cpu_count() or 1)))
+    pool = ThreadPoolExecutor(max(1, min(len(tasks), threads_for(files) if len(files) > 1 else os.cpu_count() or 1)))
     try:
         # In parts, because a million images would otherwise wait as a million futures.
-        for start in range(0, len(looks), _QUEUED):
-            yield from pool.map(look, looks[start : start + _QUEUED])
+        for start in range(0, len(tasks), _QUEUED):
+            yield from pool.map(inspect, tasks[start : start + _QUEUED])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _look(data: DataSpec, keep: bool, look: _Look) -> _Found:
+def _inspect_task(data: DataSpec, keep: bool, task: _Task) -> _Found:
     """Runs anywhere."""
     reader = reader_of(data)
-    if look.span is None:
-        return look, [inspect_file(reader, file, data if keep else None) for _, file in look.files]
-    file = look.files[0][1]
+    if task.span is None:
+        return task, [inspect_file(reader, file, data if keep else None) for _, file in task.files]
+    file = task.files[0][1]
     try:
-        with keep_parsed(data if keep and reader.hands_on_rows else None, file, look.span) as copy, unchanged((file,)):
-            part = reader.look_through(file, look.span, copy.add if copy else None)
+        with keep_parsed(data if keep and reader.hands_on_rows else None, file, task.span) as copy, unchanged((file,)):
+            part = reader.look_through(file, task.span, copy.add if copy else None)
             assert not isinstance(part, FileFacts)
             if part is None and copy is not None:
                 copy.abandon()
-        return look, [part]
+        return task, [part]
     except Exception:  # the whole file is looked through then, and its problem reported
-        return look, [None]
+        return task, [None]
 
 
 def _joined(reader: Reader, file: SourceFile, found: dict[int, PartFacts | None]) -> FileFacts | None:
-    """Join the facts of a file's parts, and where it can be read from; None if that takes another look."""
+    """Join the facts of a file's parts, and where it can be read from; None if the whole file must be inspected."""
     parts = [part for _, part in sorted(found.items()) if part is not None]
     facts = reader.joined(file, parts) if len(parts) == len(found) else None
     if facts is None:

@@ -1,9 +1,9 @@
-"""Are rows of text parsed once, though several passes read them? The look at a file keeps what it parsed, on the node's disk.
+"""Are rows of text parsed once, though several passes read them? The inspection of a file keeps them, on the node's disk.
 
-A copy is an Arrow file of the rows of a file, or of a part of one, in the types that the look found. It counts where the source
-as a whole has those types: elsewhere the text is read again. Copies live as long as the machine is up, until the rows are
-prepared; what a killed run leaves goes after a day, or when the node's cache needs the room. One that is not there, or cannot
-be written, costs time and nothing else.
+A copy is an Arrow file of the rows of a file, or of a part of one, in the types that the inspection found. It counts where the
+source as a whole has those types: elsewhere the text is read again. Copies live as long as the machine is up, until the rows are
+prepared; those of a killed run are deleted after a day, or when the node's cache needs the space. A missing copy, or one that
+cannot be written, costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class ParsedCopy:
             self.abandon()
 
     def abandon(self) -> None:
-        """Leave nothing."""
+        """Delete the copy."""
         self.is_abandoned = True
         self._close()
 
     def finish(self) -> None:
-        """Let the copy count."""
+        """Commit the copy."""
         if self._writer is None or self._part is None or self.is_abandoned:
             self.abandon()
             return
@@ -112,7 +112,7 @@ class ParsedCopy:
 def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] | None = None) -> Iterator[ParsedCopy | None]:
     """Take what the block parses of `file`, or of its bytes in `span`; it counts if the block ends without an error.
 
-    None is given where `data` is None, and where there is no room: a tenth of the disk stays free, and PENSTOCK_CACHE_BYTES
+    None is given where `data` is None, and where the disk is too full: a tenth of the disk stays free, and PENSTOCK_CACHE_BYTES
     is kept.
     """
     begin, end = span or (0, file.size_bytes)
@@ -203,7 +203,7 @@ def _folder() -> Path:
 
 
 class _Places:
-    """Where the copies of a source's files lie: named by all that they depend on."""
+    """Paths of the copies of a source's files, named by all that they depend on."""
 
     def __init__(self, data: DataSpec, format: str) -> None:
         options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})

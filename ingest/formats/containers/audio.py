@@ -66,7 +66,7 @@ class AudioReader(Reader):
         samples, _ = self._samples(file)
         if self._needs_class and class_of(file) is None:
             raise DataError(
-                f"{file.uri}: lies in no class folder, so it has no label",
+                f"{file.uri}: is not in a class folder, so it has no label",
                 next_step="move it to a folder named after its class",
             )
         return FileFacts(_COLUMNS, 1, row_bytes=samples.nbytes)

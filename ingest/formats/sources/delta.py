@@ -41,7 +41,7 @@ class DeltaFormat(Format):
     Options = DeltaOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """Return the table, known by its id and version, wherever it lies."""
+        """Return the table, known by its id and version, at any place."""
         deltalake = library("deltalake", "delta", "delta")
         uri, wanted = address_of(target, base_dir), data.__dict__["delta"].version
         with naming("Delta table", uri):

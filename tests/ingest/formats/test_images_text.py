@@ -77,7 +77,7 @@ def test_a_broken_picture_is_named(tmp_path: Path, name: str, content: bytes, me
 
 def test_a_picture_outside_class_folders_is_refused_only_where_the_label_is_wanted(tmp_path: Path) -> None:
     text = refusal(tmp_path, "images", {"cat/a.png": picture("PNG"), "b.png": picture("PNG")}, label="label")
-    assert f"{tmp_path / 'b.png'}: lies in no class folder" in text
+    assert f"{tmp_path / 'b.png'}: is not in a class folder" in text
     assert read_rows(tmp_path, "images").column("label").to_pylist() == [None, "cat"]
 
 
