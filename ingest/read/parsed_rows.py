@@ -1,7 +1,7 @@
 """Are rows of text parsed once, though several passes read them? The inspection of a file keeps them, on the node's disk.
 
 A copy is an Arrow file of the rows of a file, or of a part of one, in the types that the inspection found. It counts where the
-source as a whole has those types: elsewhere the text is read again. Copies live as long as the machine is up, until the rows are
+source as a whole has those types: else the text is read again. Copies live as long as the machine is up, until the rows are
 prepared; those of a killed run are deleted after a day, or when the node's cache needs the space. A missing copy, or one that
 cannot be written, costs time and nothing else.
 """
