@@ -29,7 +29,6 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import why_run
 from penstock.tasks.records.ledger import StageRecord, utc_now
 from penstock.tasks.stages import StageName
-from penstock.training.tracking.tracker import HasLocalPage
 
 __all__ = ["Stage", "VerifyContext", "link_to_tracker", "perform", "stage_task"]
 
@@ -214,9 +213,7 @@ def link_to_tracker(ctx: RunContext) -> None:
 
 def _page(ctx: RunContext) -> str | None:
     """The run's page at the tracker."""
-    if ctx.tracker.url is not None:
-        return ctx.tracker.url
-    return ctx.tracker.local_url if isinstance(ctx.tracker, HasLocalPage) else None
+    return ctx.tracker.url or ctx.tracker.local_url
 
 
 def _linked(ctx: RunContext) -> str:

@@ -16,7 +16,6 @@ from penstock.tasks.model.description import describe
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Status, utc_now
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.tracking.tracker import HasRunList
 
 __all__ = ["close_attempt"]
 
@@ -134,7 +133,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "model_uri": registered.get("uri"),
         "promotion": registered.get("promotion"),
         "url": ctx.tracker.url,
-        "list_url": ctx.tracker.list_url if isinstance(ctx.tracker, HasRunList) else None,
+        "list_url": ctx.tracker.list_url,
         "weights_digest": trained.get("weights_digest"),
         "warnings": ctx.warnings,
     }

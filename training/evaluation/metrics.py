@@ -303,7 +303,7 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         predicts: what the scores of classes are.
 
     Returns:
-        Classification: float32 probabilities [rows, classes]. Regression: float64 values [rows], or as the label has them;
+        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows], or as the label has them;
         several labels: probabilities of that shape.
 
     Raises:
@@ -317,13 +317,13 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
             raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [{wanted}]")
         if label_kind(schema) == "multilabel":
             return (torch.sigmoid(output) if predicts == "logits" else output).flatten(1)
-        return output.double().flatten(1)
+        return output.flatten(1)
     if schema.num_classes is None:
         if output.ndim == 2 and output.shape[1] == 1:
             output = output[:, 0]
         if output.ndim != 1:
             raise TrainingError(f"predict returned shape {list(output.shape)}; a regression needs [rows]")
-        return output.double()
+        return output
     classes = schema.num_classes
     if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
         positive = output.reshape(-1) if predicts == "probabilities" else torch.sigmoid(output.reshape(-1))

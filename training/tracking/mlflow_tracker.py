@@ -119,13 +119,13 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
 
     @property
     def local_url(self) -> str | None:
-        """See `HasLocalPage`."""
+        """The run's page while `penstock ui` is open; None if a server has the run."""
         database = database_of(self.tracking_uri)
         return self._page_at(f"http://127.0.0.1:{page_port(database.parent / 'port')}") if database is not None else None
 
     @property
     def list_url(self) -> str | None:
-        """See `HasRunList`."""
+        """The list of the experiment's runs on the server; None in embedded mode."""
         return self.url.replace(f"/runs/{self.run_id}", "/runs") if self.url is not None else None
 
     def _page_at(self, server: str) -> str:

@@ -99,7 +99,17 @@ class QueuedTracker(ABC, Generic[R]):
 
     @property
     def url(self) -> str | None:
-        """The run's page; None where there is none."""
+        """The run's page on a server; None without one."""
+        return None
+
+    @property
+    def local_url(self) -> str | None:
+        """The run's page while `penstock ui` is open; None without one."""
+        return None
+
+    @property
+    def list_url(self) -> str | None:
+        """The page of all runs; None without one."""
         return None
 
     def fit_key(self, key: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self
 
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
@@ -18,7 +18,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
 
-__all__ = ["HasLocalPage", "HasRunList", "RunStatus", "Tracker"]
+__all__ = ["RunStatus", "Tracker"]
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """Status of a run without a process; with one it is RUNNING."""
@@ -97,7 +97,17 @@ class Tracker(Protocol):
 
     @property
     def url(self) -> str | None:
-        """The run's page; None where there is none."""
+        """The run's page on a server; None without one."""
+        ...
+
+    @property
+    def local_url(self) -> str | None:
+        """The run's page while `penstock ui` is open, if the store is a file of this machine."""
+        ...
+
+    @property
+    def list_url(self) -> str | None:
+        """The page on the server that lists the runs of the experiment; None without one."""
         ...
 
     def points(self, points: Iterable[Point]) -> None:
@@ -175,22 +185,3 @@ class Tracker(Protocol):
             Records not delivered within `drain_s`: they wait in the outbox.
         """
         ...
-
-
-@runtime_checkable
-class HasLocalPage(Protocol):
-    """A tracker whose store may be a file of this machine, which `penstock ui` shows."""
-
-    @property
-    def local_url(self) -> str | None:
-        """The run's page there, while that command is open; None where a server has the run."""
-        ...
-
-
-@runtime_checkable
-class HasRunList(Protocol):
-    """A tracker with a page that lists the runs of an experiment."""
-
-    @property
-    def list_url(self) -> str | None:
-        """That page on the server; None where the tracker has none."""
