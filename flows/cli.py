@@ -13,7 +13,7 @@ import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +22,13 @@ from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
 from penstock.flows.looking_back import compare, explain, log, report, rows, status
 from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
-from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
-from penstock.messages import counted
+from penstock.messages import counted, run_command
 from penstock.tasks.stages import StageName
 from penstock.temporary import user_folder
+
+if TYPE_CHECKING:
+    from penstock.flows.spec_file import LoadedSpec
 
 __all__ = ["app", "main"]
 
@@ -73,10 +75,10 @@ def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
     """Check spec, sources, recipe and resources with one real batch; runs no stage."""
 
     def work() -> dict[str, Any]:
-        _read_spec(file, overrides)
+        loaded = _read_spec(file, overrides)
         from penstock.flows.verbs.check import check_pipeline
 
-        return check_pipeline(file, overrides or [], say)
+        return check_pipeline(loaded, say)
 
     answer(work, as_json)
 
@@ -86,10 +88,10 @@ def probe(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
     """Measure how fast rows reach the workers and where the time goes; names values of the file to try with --set."""
 
     def work() -> dict[str, Any]:
-        _read_spec(file, overrides)
+        loaded = _read_spec(file, overrides)
         from penstock.flows.verbs.probe.probe import probe_pipeline
 
-        return probe_pipeline(file, overrides or [], say)
+        return probe_pipeline(loaded, say)
 
     answer(work, as_json)
 
@@ -99,11 +101,11 @@ def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> Non
     """Say for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
 
     def work() -> dict[str, Any]:
-        _read_spec(file, overrides)
+        loaded = _read_spec(file, overrides)
         from penstock.flows.verbs.plan import plan_pipeline, show_plan
 
         try:
-            result = plan_pipeline(file, overrides or [])
+            result = plan_pipeline(loaded)
         except PenstockError as error:
             if error.result:
                 show_plan(error.result, OUT)
@@ -128,10 +130,10 @@ def run(
     def work() -> dict[str, Any]:
         if folds:
             return _folds(file, overrides or [], fresh=fresh, until=until)
-        _read_spec(file, overrides)
-        from penstock.flows.verbs.run import run as run_pipeline
+        loaded = _read_spec(file, overrides)
+        from penstock.flows.verbs.run import run_loaded
 
-        result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
+        result = run_loaded(loaded, fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
         tell(f"see it: {page}")
         if result.get("list_url"):
@@ -354,7 +356,7 @@ def doctor(
     """Check versions, servers, ports, credentials and disks; exit code 3 on trouble."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.doctor.diagnose import diagnose, show_findings
+        from penstock.flows.verbs.doctor import diagnose, show_findings
 
         findings = diagnose(storage)
         show_findings(findings, OUT)
@@ -374,14 +376,14 @@ def version(
         raise typer.Exit
 
 
-def _read_spec(file: Path, overrides: list[str] | None, *, to_train: bool = True) -> None:
-    """Tell what is wrong with the file at once, before libraries are loaded that take seconds."""
+def _read_spec(file: Path, overrides: list[str] | None, *, to_train: bool = True) -> LoadedSpec:
+    """Load the file, and report what is wrong with it before libraries are loaded that take seconds."""
     from penstock.flows.spec_file import load_spec
-    from penstock.tasks.project import Project
 
     loaded = load_spec(file, overrides or [])
     if to_train:
-        Project(loaded.spec, loaded.base_dir, loaded.origins).check_start()
+        loaded.project.check_start()
+    return loaded
 
 
 def _open_what_is_closed() -> None:

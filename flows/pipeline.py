@@ -20,19 +20,16 @@ from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import EndedUntold, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its_run, open_attempt
-from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
-from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.stage import Stage, stage_task
 from penstock.tasks.stages import STAGES
@@ -48,24 +45,24 @@ def pipeline(request: RunRequest) -> State[Any]:
     """
     telemetry_off()
     reporter = make_reporter()
-    loaded = load_spec(request.file, request.overrides)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    preflight = request.preflight()
+    loaded, project = preflight.loaded, preflight.project
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
         stack.enter_context(_unwrapping_interrupts())
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
-        check_storage(project.storage)
+        _ = preflight.storage
         held = stack.enter_context(contextlib.ExitStack())  # the lease of the run: released once Ray has ended
-        need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
+        need_ray = RayOnDemand(loaded, reporter, stopping, stack)
         if ray_address() is not None:
             project.spread = need_ray.spread
         before = None
         while True:
             with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_tell_wait, reporter)):
                 held.close()
-                ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray, held, before)
+                ctx = open_attempt(request, reporter, stopping, need_ray, held, before)
             before = ctx.before
             try:
                 end = _attempt(ctx, request)

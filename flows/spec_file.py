@@ -7,8 +7,9 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +23,9 @@ from penstock.redact import holds_secret, redact
 from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
+
+if TYPE_CHECKING:
+    from penstock.tasks.project import Project
 
 __all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "state_named_in", "with_values"]
 
@@ -54,6 +58,13 @@ class LoadedSpec:
     def base_dir(self) -> Path:
         """The folder of the pipeline file: relative paths in it start here."""
         return self.file.parent
+
+    @cached_property
+    def project(self) -> Project:
+        """The spec with what it points to: files, code, storage. Each is looked for once, on first use."""
+        from penstock.tasks.project import Project  # it brings the registries of frameworks and formats along
+
+        return Project(self.spec, self.base_dir, self.origins)
 
     @property
     def state_dir(self) -> Path:

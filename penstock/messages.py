@@ -1,4 +1,4 @@
-"""How is a value written in a message?"""
+"""How is a value, or a command, written in a message?"""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "said_of", "shorten"]
+__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "run_command", "said_of", "shorten"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
@@ -66,3 +68,8 @@ def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:
     if not close:
         return f"; it takes {', '.join(map(repr, names)) or 'none'}"
     return f"; did you mean {' and '.join(f'{meant!r} in place of {name!r}' for name, meant in close.items())}?"
+
+
+def run_command(file: Path | str, overrides: Sequence[str] = (), *options: str, verb: str = "run") -> str:
+    """Return the `penstock` command, `run` or another verb, for the same pipeline, quoted for a shell."""
+    return shlex.join(["penstock", verb, str(file), *(word for text in overrides for word in ("--set", text)), *options])

@@ -110,7 +110,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "host_copy", "matching", "packed")),
         *("training/checkpoint/state_files.py", "training/checkpoint/weights.py"),
         *(f"training/registry/{file}.py" for file in ("answer", "loaded_model")),
-        *("tasks/evaluate.py", "flows/run/preflight.py", "flows/tune/flow.py", "flows/verbs/doctor/machine.py"),
+        *("tasks/evaluate.py", "flows/run/preflight.py", "flows/tune/flow.py", "flows/verbs/doctor.py"),
         "flows/verbs/probe/",
     ),
 }

@@ -13,7 +13,6 @@ from prefect.runtime import flow_run
 
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.run.cluster import check_cluster, refuse_unfit_nodes
-from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import (
     Continue,
@@ -27,7 +26,7 @@ from penstock.flows.run.decisions import (
 )
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
-from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
+from penstock.flows.run.preflight import Preflight, check_recipe, check_room
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
@@ -38,6 +37,7 @@ from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
+from penstock.messages import run_command
 from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.materialize import STAGE as MATERIALIZE
@@ -66,8 +66,6 @@ _ENVIRONMENT = "environment.txt"
 
 def open_attempt(
     request: RunRequest,
-    loaded: LoadedSpec,
-    project: Project,
     reporter: Reporter,
     stopping: StopRequest,
     need_ray: RayOnDemand,
@@ -84,6 +82,8 @@ def open_attempt(
         LeaseHeldError: another process is at the same training, or at the run to continue.
         PenstockError: the run cannot begin or continue, or cannot succeed.
     """
+    preflight = request.preflight()
+    loaded, project = preflight.loaded, preflight.project
     ledger = Ledger(project.storage)
     keys = stage_keys(project, ledger.stage_output)
     with passing_prints(lambda line: reporter.say(f"recipe: {line}")):
@@ -96,7 +96,7 @@ def open_attempt(
     on_cluster = ray_address() is not None
     needs = check_needs(
         ledger,
-        project,
+        preflight,
         run,
         need_ray,
         on_cluster=on_cluster,
@@ -111,7 +111,7 @@ def open_attempt(
         repair_run(ledger, current, loaded.state_dir)  # the one that followed it so far learns how it ended
     elif current is not None and current.run != run.run:
         _repair_left(ledger, current, loaded.state_dir)
-    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train, before=before)
+    return begin_attempt(ledger, run, keys, loaded, reporter, stopping, need_ray, will_train=will_train, before=before)
 
 
 def begin_attempt(
@@ -119,7 +119,6 @@ def begin_attempt(
     run: Run,
     keys: dict[str, StageKey],
     loaded: LoadedSpec,
-    project: Project,
     reporter: Reporter,
     stopping: StopRequest,
     need_ray: Callable[[], bool],
@@ -136,7 +135,7 @@ def begin_attempt(
     """
     if (known := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, known)
-    code = project.definitions()
+    code = loaded.project.definitions()
     now = Before(run=run.run, spec=run.spec, keys=keys, code=code)
     changed = changes(before, now).lines() if before is not None else []
     attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(
@@ -147,7 +146,7 @@ def begin_attempt(
     ledger.run_storage(run.run).write_bytes(_ENVIRONMENT, describe_environment().encode())
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
-        project=project,
+        project=loaded.project,
         keys=keys,
         ledger=ledger,
         run=run.model_copy(update={"tracking_runs": {**run.tracking_runs, run.tracker: tracker.run_id}}),
@@ -267,7 +266,7 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
 
 def check_needs(
     ledger: Ledger,
-    project: Project,
+    preflight: Preflight,
     run: Run,
     need_ray: RayOnDemand,
     *,
@@ -280,20 +279,20 @@ def check_needs(
 
     Args:
         on_cluster: whether RAY_ADDRESS names a cluster.
-        say: hears what is waited for there.
+        say: called with a line for each wait there.
     """
-    warnings: list[str] = []
+    project, warnings = preflight.project, list[str]()
     key = run.keys["materialize"].key
     prepares = ledger.stage_record(MATERIALIZE.record_path(run.run, key), key) is None
     if prepares:
-        warnings += check_resources(project)
+        warnings += preflight.resources
     # A run that stops before it may prepare rows on a machine without the training's GPUs.
     trains = will_train and until not in BEFORE_TRAINING
     if on_cluster and (trains or (prepares and until != "read")):
         need_ray.reads_sources = prepares or project.spec.materialize.cache != "disk"
         need_ray()
     elif trains:
-        check_machine(project.spec)
+        _ = preflight.machine
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         if on_cluster:
             need_ray()
@@ -358,7 +357,6 @@ class RayOnDemand:
     """
 
     loaded: LoadedSpec
-    project: Project
     reporter: Reporter
     stopping: StopRequest
     stack: contextlib.ExitStack
@@ -370,13 +368,13 @@ class RayOnDemand:
         """Start or join it."""
         cluster = self._connected()
         if not self.checked:
-            check_cluster(self.project, cluster, reads_sources=self.reads_sources)
+            check_cluster(self.loaded.project, cluster, reads_sources=self.reads_sources)
             self.checked = True
         return cluster.embedded
 
     def spread(self) -> ParallelMap:
         """As `Project.spread`, on the cluster that RAY_ADDRESS names; the project is not asked, whose files are to come."""
-        refuse_unfit_nodes(self._connected(), self.project.storage, {})
+        refuse_unfit_nodes(self._connected(), self.loaded.project.storage, {})
         return ray_map
 
     def _connected(self) -> RayCluster:

@@ -7,6 +7,8 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.read.inspection import glance
@@ -31,13 +34,14 @@ from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stages import BEFORE_TRAINING
 
 __all__ = [
-    "check_ahead",
+    "Preflight",
     "check_machine",
     "check_named",
     "check_recipe",
     "check_resources",
     "check_room",
     "check_storage",
+    "file_with_rows",
     "machine_cpus",
 ]
 
@@ -99,37 +103,66 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
     )
 
 
-def check_ahead(loaded: LoadedSpec, until: str | None = None, *, writes: bool = True) -> None:
-    """Say before a server starts what is wrong with the files, their columns, the code and the machine; the flow looks again.
+class Preflight:
+    """The checks of one loaded file. Each is made once: the flow takes over what the command has found.
 
-    A listing of a remote store may take long, and is not done twice.
-
-    Args:
-        writes: as in `check_storage`, of a local storage.
-
-    Raises:
-        PenstockError: what is wrong.
+    A check that fails raises its error each time.
     """
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
-    # What a cluster will copy is listed once the flow has joined it.
-    listed = all(map(is_local, places)) and not (ray_address() is not None and format_of(loaded.spec.data).is_kept)
-    check_named(project, lists=listed)
-    project.check_start()
-    if is_local(loaded.spec.storage):
+
+    def __init__(self, loaded: LoadedSpec) -> None:
+        self.loaded, self.project = loaded, loaded.project
+
+    @cached_property
+    def storage(self) -> None:
+        """`check_storage`: a small file was written, listed, read and deleted."""
+        check_storage(self.project.storage)
+
+    @cached_property
+    def resources(self) -> list[str]:
+        """`check_resources`, with its warnings."""
+        return check_resources(self.project)
+
+    @cached_property
+    def machine(self) -> None:
+        """`check_machine`."""
+        check_machine(self.loaded.spec)
+
+    def ahead(self, until: str | None = None, *, writes: bool = True) -> None:
+        """Check files, their columns, code and machine before a server starts, as far as that is quick.
+
+        A listing of a remote store may take long, and is left to the flow.
+
+        Args:
+            until: the last stage of the run.
+            writes: as in `check_storage`, of a local storage.
+
+        Raises:
+            PenstockError: the first part that does not hold, with all its problems.
+        """
+        project, spec = self.project, self.loaded.spec
+        places = [place for split in SPLITS if isinstance(place := getattr(spec.data, split), str)]
+        # What a cluster will copy is listed once the flow has joined it.
+        lists = all(map(is_local, places)) and not (ray_address() is not None and format_of(spec.data).is_kept)
+        check_named(project, lists=lists)
+        project.check_start()
+        if not is_local(spec.storage):
+            return
         begins = not _has_begun(project)
         if begins and ray_address() is None and until not in BEFORE_TRAINING:
-            check_machine(loaded.spec)
-        check_storage(project.storage, writes=writes)
-        if begins and listed:
-            check_resources(project)
+            _ = self.machine
+        if writes:
+            _ = self.storage
+        else:
+            check_storage(project.storage, writes=False)
+        if begins and lists:
+            _ = self.resources
 
 
 def _has_begun(project: Project) -> bool:
     """Whether part of the work may be done already, and need nothing more."""
     try:
         return Ledger(project.storage).current_run(project.spec.name) is not None
-    except PenstockError:  # the flow meets it again, and tells
+    except PenstockError:  # the flow meets it again, and reports it
         return True
 
 
@@ -156,9 +189,7 @@ def _check_columns(project: Project) -> None:
     files = project.train_files
     if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
         return  # another file may have what this one lacks
-    # Spark and Dask write parts without rows; one of half the mean size or more has some.
-    half = sum(file.size_bytes for file in files) / len(files) / 2
-    file = next(file for file in files if file.size_bytes >= half)
+    file = file_with_rows(files)
     facts = glance(reader, file)
     if facts is not None and facts.rows:
         columns = columns_in(data, file, facts)
@@ -167,6 +198,12 @@ def _check_columns(project: Project) -> None:
         sure = {name: pa.null() if name in strays else kind for name, kind in columns.items()}
         slices = [name for each in project.spec.evaluate.slices for name in ([each] if isinstance(each, str) else each)]
         check_named_columns(data, project.spec.preprocess, sure, project.spec.data.label, slices)
+
+
+def file_with_rows(files: Sequence[SourceFile]) -> SourceFile:
+    """Return the first file of half the mean size or more: Spark and Dask write parts without rows."""
+    half = sum(file.size_bytes for file in files) / len(files) / 2
+    return next(file for file in files if file.size_bytes >= half)
 
 
 def check_resources(project: Project) -> list[str]:

@@ -1,18 +1,39 @@
-"""What is a flow run asked to do? The form that a Prefect deployment shows."""
+"""Which run is a flow asked for? The form that a Prefect deployment shows, and what the command hands over besides."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from typing import Self
 
+from pydantic import BaseModel, Field, PrivateAttr
+
+from penstock.flows.run.preflight import Preflight
+from penstock.flows.spec_file import load_spec
 from penstock.tasks.stages import StageName
 
 __all__ = ["RunRequest"]
 
 
 class RunRequest(BaseModel):
-    """What to run, or to continue."""
+    """The run to begin, or to continue."""
 
     file: str = Field(description="Path of the pipeline file.")
     overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `train.epochs=3`.")
     fresh: bool = Field(default=False, description="Start a new run instead of continuing the last one.")
     until: StageName | None = Field(default=None, description="Stop after this stage.")
+    _preflight: Preflight | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, preflight: Preflight, *, fresh: bool, until: str | None) -> Self:
+        """Ask for a run of what this process has loaded and checked already."""
+        loaded = preflight.loaded
+        made = cls.model_validate(
+            {"file": str(loaded.file), "overrides": list(loaded.overrides), "fresh": fresh, "until": until}
+        )
+        made._preflight = preflight
+        return made
+
+    def preflight(self) -> Preflight:
+        """Return the loaded file with the checks made so far: the command's, or of a deployment the file loaded now."""
+        if self._preflight is None:
+            self._preflight = Preflight(load_spec(self.file, self.overrides))
+        return self._preflight

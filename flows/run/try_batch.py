@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError, Interrupted, PenstockError, SpecError
+from penstock.flows.run.preflight import file_with_rows
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.files.listing import SourceFile, list_source
@@ -103,9 +104,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     a_row_each = reader_of(spec.data).one_row_per_file
     if snapshot is None:
         files = [file for file in project.files if file.location == "train"]
-        # Spark and Dask write parts without rows; one of half the mean size or more has some.
-        half = sum(file.size_bytes for file in files) / len(files) / 2
-        files = _spread(files, SAMPLE_ROWS) if a_row_each else [next(file for file in files if file.size_bytes >= half)]
+        files = _spread(files, SAMPLE_ROWS) if a_row_each else [file_with_rows(files)]
         snapshot = read_source(project.source, files, silent, only_heads=True)
     columns = {field.name: field.type for field in snapshot.arrow_schema()}
     check_named_columns(project.source, spec.preprocess, columns, spec.data.label)

@@ -19,9 +19,13 @@ __all__ = [
     "TELEMETRY_OFF",
     "HttpAnswer",
     "StorageFailure",
+    "Trouble",
     "basic_login",
     "connection_refusal",
     "http_get",
+    "login_trouble",
+    "mlflow_trouble",
+    "prefect_trouble",
     "ray_address",
     "ray_refusal",
     "storage_failure",
@@ -63,6 +67,46 @@ def http_get(url: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         return HttpAnswer(error.code, str(error.reason))
     except (OSError, ValueError) as error:
         return HttpAnswer(None, str(getattr(error, "reason", error)))
+
+
+class Trouble(NamedTuple):
+    """Why a server cannot be used; its address comes before `what` in a message."""
+
+    what: str
+    fix: str
+
+
+def prefect_trouble(url: str) -> Trouble | None:
+    """Ask a Prefect API for its health."""
+    base = url.rstrip("/")
+    health = http_get(f"{base}/health")
+    if health.status == 404 and http_get(f"{base}/api/health").status == 200:
+        return Trouble("is the server's page; the address of its API ends in /api", f"export PREFECT_API_URL={base}/api")
+    fix = "start that server (prefect server start), correct PREFECT_API_URL, or unset it: all commands but penstock deploy "
+    return _trouble(health, f"{fix}start one of their own")
+
+
+def mlflow_trouble(uri: str) -> Trouble | None:
+    """Ask an MLflow server for its health."""
+    fix = "start that server (mlflow server), correct MLFLOW_TRACKING_URI, or unset it to keep the records beside the file"
+    return _trouble(http_get(f"{uri.rstrip('/')}/health"), fix)
+
+
+def login_trouble(url: str, login: Mapping[str, str], fix: str) -> Trouble | None:
+    """Ask a server for something that needs the login."""
+    answer = http_get(url, login)
+    if answer.status in (401, 403):
+        return Trouble(f"refuses the login ({answer.status})", fix)
+    return _trouble(answer, fix)
+
+
+def _trouble(answer: HttpAnswer, fix: str) -> Trouble | None:
+    """Judge an answer; a refusal of the login is one of a server that works."""
+    if answer.status is None:
+        return Trouble(f"does not answer: {answer.text}", fix)
+    if answer.status < 400 or answer.status in (401, 403):
+        return None
+    return Trouble(f"answers with {answer.status} {answer.text}", fix)
 
 
 def basic_login(user_and_password: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
-from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, ray_address, ray_refusal
+from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, mlflow_trouble, prefect_trouble, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
 from penstock.own_code import IMPORT_ROOT
 from penstock.progress import saying_what_is_waited_for
@@ -247,30 +247,15 @@ def _reload_prefect() -> None:
 
 
 def _check_api(url: str) -> None:
-    base = url.rstrip("/")
-    status = http_get(f"{base}/health").status
-    if status is None or status >= 500:
-        raise ServiceError(
-            f"PREFECT_API_URL={url} does not answer",
-            next_step="start that server (prefect server start); penstock deploy needs one that stays, and all other commands "
-            "have one of their own where PREFECT_API_URL is not set",
-        )
-    if status == 404 and http_get(f"{base}/api/health").status == 200:
-        raise ServiceError(
-            f"PREFECT_API_URL={url} is the server's page; the address of its API ends in /api",
-            next_step=f"export PREFECT_API_URL={base}/api",
-        )
+    if (trouble := prefect_trouble(url)) is not None:
+        raise ServiceError(f"PREFECT_API_URL={url} {trouble.what}", next_step=trouble.fix)
 
 
 def check_mlflow_answers() -> None:
     """Raise ServiceError for an MLflow server that is away, before anything is started; the tracker would try it for longer."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if uri.startswith(("http://", "https://")) and not _answers(f"{uri.rstrip('/')}/health"):
-        raise ServiceError(
-            f"MLFLOW_TRACKING_URI={redact_text(uri)} does not answer",
-            next_step="start that server (mlflow server), or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline "
-            "file",
-        )
+    if uri.startswith(("http://", "https://")) and (trouble := mlflow_trouble(uri)) is not None:
+        raise ServiceError(f"MLFLOW_TRACKING_URI={redact_text(uri)} {trouble.what}", next_step=trouble.fix)
 
 
 def _answers(url: str) -> bool:

@@ -22,7 +22,7 @@ from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import EndedUntold, flow_result, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
-from penstock.flows.run.preflight import check_storage, machine_cpus
+from penstock.flows.run.preflight import Preflight, check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
@@ -69,7 +69,7 @@ def tune(request: TuneRequest) -> State[Any]:
     loaded = with_folds(loaded) if request.folds else loaded
     tune_section = tune_spec(loaded)
     check_space(loaded)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
@@ -78,7 +78,7 @@ def tune(request: TuneRequest) -> State[Any]:
         check_storage(project.storage)
         stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ray_stack = stack.enter_context(contextlib.ExitStack())
-        need_ray = RayOnDemand(loaded, project, reporter, stopping, ray_stack)
+        need_ray = RayOnDemand(loaded, reporter, stopping, ray_stack)
         if ray_address() is not None:
             project.spread = need_ray.spread
         with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
@@ -128,11 +128,13 @@ def _open_sweep(
     going_on = {"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running", "sweep": run.run}
     run = run.model_copy(update=going_on)
     on_cluster = ray_address() is not None
-    needs = check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.say)
-    for warning in needs:
+    preflight = Preflight(loaded)
+    for warning in check_needs(
+        ledger, preflight, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.say
+    ):
         reporter.warn(warning)
     tags = {"penstock.sweep": run.run}
-    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=True, tags=tags)
+    return begin_attempt(ledger, run, keys, loaded, reporter, stopping, need_ray, will_train=True, tags=tags)
 
 
 def _identity(section: TuneSpec, keys: dict[str, StageKey]) -> str:

@@ -9,7 +9,6 @@ from penstock.errors import SpecError
 from penstock.flows.run.preflight import check_recipe
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.messages import counted
-from penstock.tasks.project import Project
 from penstock.tasks.tune.search import check_library
 from penstock.tasks.tune.spec import TuneSpec
 
@@ -43,7 +42,7 @@ def check_space(loaded: LoadedSpec) -> None:
     for key, dimension in section.space.items():
         try:
             trial = load_trial(loaded, {key: dimension.extremes[0]})
-            check_recipe(Project(trial.spec, trial.base_dir, trial.origins))
+            check_recipe(trial.project)
         except SpecError as error:
             problems.append(f"tune.space.{key}: {'; '.join(error.problems) or error.message}")
     if problems:

@@ -72,7 +72,7 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
     """
     loaded = load_trial(sweep.loaded, trial.values)
     reporter = _TrialReporter(sweep, trial.number)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     if loaded.spec.data == sweep.loaded.spec.data:
         project.listing = sweep.ctx.project.listing
     rows = _with_rows(sweep, project, reporter)
@@ -90,7 +90,6 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         run.model_copy(update={**mine, "sweep": sweep.ctx.run.run}),
         keys,
         loaded,
-        project,
         reporter,
         stopping,
         sweep.ctx.need_ray,

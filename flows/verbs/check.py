@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.preflight import (
-    check_machine,
+    Preflight,
     check_named,
     check_recipe,
-    check_resources,
     check_room,
-    check_storage,
 )
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
-from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
@@ -33,21 +30,21 @@ from penstock.training.tracking.registry import TRACKERS
 __all__ = ["check_pipeline"]
 
 
-def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def check_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, Any]:
     """Check everything that can be checked without running a stage.
 
     Raises:
         PenstockError: the first part that does not hold, with all its problems.
     """
-    loaded = load_spec(file, overrides)
     say(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    check_storage(project.storage)
+    project = loaded.project
+    preflight = Preflight(loaded)
+    _ = preflight.storage
     check_named(project)
-    warnings = check_resources(project)
+    warnings = [*preflight.resources]
     with ray_cluster(loaded.state_dir) if ray_address() is not None else nullcontext() as cluster:
         if cluster is None:
-            check_machine(loaded.spec)
+            _ = preflight.machine
         else:
             check_cluster(project, cluster, reads_sources=True)
             has = ((cluster.num_cpus, "CPU"), (cluster.num_gpus, "GPU"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import DataError, PenstockError, SpecError
-from penstock.flows.run.command_line import run_command
 from penstock.flows.run.decisions import (
     Continue,
     NewRun,
@@ -22,10 +20,11 @@ from penstock.flows.run.decisions import (
     refusal,
     refuse_same_training,
 )
-from penstock.flows.run.preflight import check_ahead, check_named, check_storage
-from penstock.flows.spec_file import load_spec
+from penstock.flows.run.preflight import Preflight, check_named, check_storage
+from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
+from penstock.messages import run_command
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
@@ -42,7 +41,7 @@ __all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
 
 
-def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
+def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
     """Plan a run: `decision`, `run`, and for each stage its `action`, `key` and `because`.
 
     The actions: reuse, resume, run, and `depends` where a finished training is reused if the rows come out as they were.
@@ -50,8 +49,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     Raises:
         SpecError, DataError, ServiceError: the plan cannot be made.
     """
-    loaded = load_spec(file, overrides)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     ledger = Ledger(project.storage)
     try:
         keys = stage_keys(project, ledger.stage_output)
@@ -92,9 +90,9 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     try:
         refuse_same_training(ledger, others)
         if isinstance(decision, Refuse):
-            raise refusal(decision, run_command(loaded.file, overrides, "--fresh"))
+            raise refusal(decision, run_command(loaded.file, loaded.overrides, "--fresh"))
         if will_run:
-            check_ahead(loaded, writes=False)
+            Preflight(loaded).ahead(writes=False)
         else:
             check_storage(project.storage, writes=False)
     except PenstockError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
-from penstock.flows.run.preflight import check_ahead
+from penstock.flows.run.preflight import Preflight
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
@@ -23,7 +23,6 @@ from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
-from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -31,7 +30,7 @@ from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["interrupts_once_stopped", "load_ahead", "run"]
+__all__ = ["interrupts_once_stopped", "load_ahead", "run", "run_loaded"]
 
 _STOP_LOOKS_S = 0.3
 """What ends sooner after a signal needs no line."""
@@ -59,11 +58,17 @@ def run(
         PenstockError: what stopped the run; its attribute `result` holds what was reached.
     """
     _check_stage(until)
-    telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     if data is not None:
         loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
-    check_ahead(loaded, until)
+    return run_loaded(loaded, fresh=fresh, until=until)
+
+
+def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
+    """Run or continue a pipeline whose file is loaded; arguments, result and errors as of `run`."""
+    telemetry_off()
+    preflight = Preflight(loaded)
+    preflight.ahead(until)
     _refuse_if_held(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
@@ -79,7 +84,7 @@ def run(
             stopping.check()  # what was raised inside Ray may have been swallowed there
 
         with prefect_api(loaded.state_dir, meanwhile):
-            return _call_flow(loaded, list(loaded.overrides), fresh, until, stopping, ahead)
+            return _call_flow(preflight, fresh, until, stopping, ahead)
 
 
 def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
@@ -133,14 +138,14 @@ def _tell_that_it_stops(stopping: StopRequest, over: threading.Event) -> None:
 
 
 def _call_flow(
-    loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest, ahead: threading.Thread
+    preflight: Preflight, fresh: bool, until: str | None, stopping: StopRequest, ahead: threading.Thread
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
     from penstock.flows.pipeline import pipeline
     from penstock.flows.run.flow_runs import flow_result
     from penstock.flows.run.request import RunRequest
 
-    request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
+    request = RunRequest.of(preflight, fresh=fresh, until=until)
     ahead.join()  # packages that import each other in a circle, as mlflow does, break where two threads import them at once
     stopping.check()
     return flow_result(lambda: pipeline(request, return_state=True))
@@ -178,5 +183,5 @@ def _refuse_if_held(loaded: LoadedSpec) -> None:
     """Say at once what the flow would find out a server's start later; the flow looks again, and takes the lease."""
     if is_local(loaded.spec.storage) and holders_of_runs(storage := Storage(loaded.spec.storage), loaded.spec.name):
         ledger = Ledger(storage)
-        keys = stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), ledger.stage_output)
+        keys = stage_keys(loaded.project, ledger.stage_output)
         refuse_same_training(ledger, others_at_work(ledger, loaded.spec.name, keys))

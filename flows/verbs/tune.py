@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.preflight import check_ahead
+from penstock.flows.run.preflight import Preflight
 from penstock.flows.servers.services import prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.folds import with_folds
@@ -36,7 +36,7 @@ def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     loaded = with_folds(loaded) if folds else loaded
-    check_ahead(loaded)
+    Preflight(loaded).ahead()
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
     load_ahead(loaded)

@@ -38,7 +38,7 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path, monkeypatch: pytes
     first = run_here(file, TESTED)
     other = run_here(file, [*TESTED, *OTHER])
     assert other["run"] != first["run"]
-    planned = stages(plan_pipeline(file, TESTED), "action")
+    planned = stages(plan_pipeline(load_spec(file, TESTED)), "action")
     assert planned.pop("register") == "run" and set(planned.values()) == {"reuse"}
     again = run_here(file, TESTED)
     outcomes = stages(again, "outcome")
@@ -51,7 +51,7 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path, monkeypatch: pytes
     labels = part.column("label").to_numpy().copy()
     labels[0] = (labels[0] + 1) % 10
     pq.write_table(part.set_column(part.column_names.index("label"), "label", pa.array(labels)), test)
-    planned = stages(plan_pipeline(file, TESTED), "action")
+    planned = stages(plan_pipeline(load_spec(file, TESTED)), "action")
     assert {name for name, action in planned.items() if action == "depends"} == AFTER
     corrected = run_here(file, TESTED)
     assert {name: stages(corrected, "outcome")[name] for name in AFTER} == {

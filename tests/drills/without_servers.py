@@ -22,13 +22,11 @@ from penstock.flows.run import open_attempt as opening
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.run.request import RunRequest
-from penstock.flows.spec_file import load_spec
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.tasks import materialize, preprocess
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext
-from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.stage import perform
 from penstock.tasks.stages import StageName
@@ -81,18 +79,17 @@ def run_here(
         until: the last stage to perform.
         meanwhile: called with the name of each stage before it is performed.
     """
-    loaded = load_spec(file, list(overrides))
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     stopping = StopRequest()
-    request = RunRequest(file=str(file), until=until)
+    request = RunRequest(file=str(file), overrides=list(overrides), until=until)
+    project = request.preflight().project
     check_storage(project.storage)
     with contextlib.ExitStack() as held:
         before = None
         while True:
-            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
+            with choosing_a_run(project.storage, project.spec.name, stopping.give_up):
                 held.close()
                 ctx = opening.open_attempt(
-                    request, loaded, project, PlainReporter(), stopping, lambda: True, held, before  # type: ignore[arg-type]
+                    request, PlainReporter(), stopping, lambda: True, held, before  # type: ignore[arg-type]
                 )  # fmt: skip
             before = ctx.before
             try:

@@ -199,7 +199,7 @@ FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
 @pytest.mark.parametrize(
     ("verb", "does", "lead"),
     [
-        ("run", "penstock.flows.verbs.run.run", "see it: "),
+        ("run", "penstock.flows.verbs.run.run_loaded", "see it: "),
         ("tune", "penstock.flows.verbs.tune.tune", "see the trials: "),
         ("deploy", "penstock.flows.verbs.deploy.deploy.deploy_pipeline", "page: "),
     ],

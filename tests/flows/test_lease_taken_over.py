@@ -88,7 +88,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_run_in_any_stage(file: Path, monkeypatch: pytest.MonkeyPatch, made_of_it: Callable[..., Any]) -> None:
     tracker = Tracker()
     statuses = written(monkeypatch, pipeline_flow)
-    monkeypatch.setattr(pipeline_flow, "open_attempt", lambda *given: opened(given[4], tracker))
+    monkeypatch.setattr(pipeline_flow, "open_attempt", lambda *given: opened(given[2], tracker))
     monkeypatch.setattr(pipeline_flow, "introduce", lambda _ctx: None)
     monkeypatch.setattr(pipeline_flow, "_perform_stages", lambda ctx, _request: lose(ctx.stopping, made_of_it))
     with pytest.raises(LeaseHeldError) as ended:

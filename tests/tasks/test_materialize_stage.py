@@ -31,7 +31,7 @@ from tests.ingest.preparing import Source
 
 def project(tmp_path: Path, *overrides: str) -> Project:
     loaded = load_spec(make_project(tmp_path / "project", files=1), ["shuffle.mode=windowed", *overrides])
-    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+    return loaded.project
 
 
 def output() -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pytest
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
 from penstock.flows.spec_file import load_spec
 from penstock.progress import silent
-from penstock.tasks.project import Project
 from penstock.tasks.stage import VerifyContext
 from penstock.tasks.train import STAGE
 from penstock.training.checkpoint.manifest import CheckpointFacts
@@ -93,7 +92,7 @@ def test_the_workers_find_the_weights_to_begin_with_until_there_is_a_checkpoint(
 def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp_path: Path) -> None:
     output, _ = STAGE.run(context(tmp_path, Trains("finished", saves=True)))
     loaded = load_spec(make_project(tmp_path / "again", files=1), [f"storage={tmp_path}"])
-    seen = VerifyContext(Project(loaded.spec, loaded.base_dir, loaded.origins), "run", deep=True)
+    seen = VerifyContext(loaded.project, "run", deep=True)
     assert STAGE.verify(seen, output) is None
     seen.run_storage.delete("checkpoints")
     assert STAGE.verify(seen, output) == f"checkpoint {output['checkpoint']}: manifest.json is missing"

@@ -9,15 +9,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from penstock.flows.run.open_attempt import RayOnDemand
-from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_storage
+from penstock.flows.run.preflight import Preflight, check_recipe
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
-from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.verbs.probe.hints import ADVICE, hints
 from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
 from penstock.flows.verbs.run import interrupts_once_stopped
@@ -27,7 +26,6 @@ from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Attempt, Ledger, utc_now
 from penstock.tasks.spec import PipelineSpec
@@ -40,7 +38,7 @@ from penstock.training.tracking.tracker import Tracker
 __all__ = ["probe_pipeline", "scratch_folder"]
 
 
-def probe_pipeline(file: Path, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def probe_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure how the pipeline is read; returns the JSON object of `penstock probe --json`.
 
     Rows that are not prepared yet are prepared, and are there for the next run. No run begins.
@@ -53,19 +51,17 @@ def probe_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     """
     began_s = time.monotonic()
     telemetry_off()
-    loaded = load_spec(file, overrides)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    check_storage(project.storage)
-    check_recipe(project)
-    check_resources(project)
+    preflight = Preflight(loaded)
+    _ = preflight.storage, preflight.resources
+    check_recipe(preflight.project)
     if ray_address() is None:
-        check_machine(loaded.spec)
+        _ = preflight.machine
     reporter, stopping = make_reporter(), StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupts_once_stopped(stopping))
         stack.enter_context(stopping_on_signals(stopping))
-        need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
-        ctx = _context(loaded, project, reporter, stopping, need_ray)
+        need_ray = RayOnDemand(loaded, reporter, stopping, stack)
+        ctx = _context(loaded, reporter, stopping, need_ray)
         for stage in ALL_STAGES:
             if stage.name in BEFORE_TRAINING:
                 stopping.check()
@@ -86,11 +82,9 @@ class _NullTracker:
         return lambda *_arguments, **_options: None
 
 
-def _context(
-    loaded: LoadedSpec, project: Project, reporter: Reporter, stopping: StopRequest, need_ray: RayOnDemand
-) -> RunContext:
+def _context(loaded: LoadedSpec, reporter: Reporter, stopping: StopRequest, need_ray: RayOnDemand) -> RunContext:
     """Return the context that stages work with, of a run that is not recorded."""
-    ledger = Ledger(project.storage)
+    ledger, project = Ledger(loaded.project.storage), loaded.project
     return RunContext(
         project=project,
         keys=stage_keys(project, ledger.stage_output),

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import PreflightError, SpecError
+from penstock.flows.pipeline import pipeline
 from penstock.flows.run import cluster
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.cpus import cpus_needed, workers_refused
-from penstock.flows.run.preflight import FREE_AFTER_BYTES, check_machine, check_resources, check_room, check_storage
+from penstock.flows.run.preflight import FREE_AFTER_BYTES, Preflight, check_machine, check_resources, check_room, check_storage
+from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.nodes import NodeNeeds, NodeTrouble, what_is_missing
 from penstock.flows.servers.ray_local import RayCluster
 from penstock.flows.spec_file import load_spec
@@ -26,7 +28,7 @@ from tests.drills.project import make_project
 
 def project(tmp_path: Path, *overrides: str) -> Project:
     loaded = load_spec(make_project(tmp_path / "p", files=1, workers=2), overrides)
-    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+    return loaded.project
 
 
 def test_a_storage_that_cannot_be_written_is_named() -> None:
@@ -156,3 +158,13 @@ def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_spent(
         monkeypatch.setenv("PENSTOCK_CACHE_BYTES", size)
         with pytest.raises(SpecError, match=f"PENSTOCK_CACHE_BYTES='{size}' is no size"):
             check_storage(Storage(str(tmp_path / "state")))
+
+
+def test_flow_takes_over_what_the_command_loaded_and_checked(tmp_path: Path) -> None:
+    preflight = Preflight(load_spec(make_project(tmp_path / "p", files=1, workers=2)))
+    assert preflight.resources == [] and preflight.project.files
+    request = RunRequest.of(preflight, fresh=False, until="read")
+    taken = pipeline.validate_parameters({"request": request})["request"]
+    assert taken.preflight() is preflight
+    deployed = RunRequest.model_validate(request.model_dump(mode="json"))
+    assert deployed.preflight() is not preflight and deployed.preflight().loaded.spec == preflight.loaded.spec

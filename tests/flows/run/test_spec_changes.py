@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, stage_keys
 from penstock.tasks.records.ledger import Run
 from penstock.training.state import TrainState
@@ -69,7 +68,7 @@ def keys_of(file: Path, choice: Mapping[str, Any], *, prepared: bool) -> tuple[d
     def recorded(stage: str, key: str) -> dict[str, Any] | None:
         return outputs(key, train=key, validation=key, test=key)[stage] if prepared else None
 
-    keys = stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), recorded)
+    keys = stage_keys(loaded.project, recorded)
     return loaded.spec.train.model_dump(mode="json"), keys
 
 

@@ -31,7 +31,7 @@ def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
     if transform:
         (file.parent / "transforms.py").write_text(transform)
     loaded = load_spec(file)
-    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+    return loaded.project
 
 
 def test_a_good_batch_is_described(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     (made.base_dir / "words.txt").write_text("one")
     transforms = made.base_dir / "transforms.py"
     transforms.write_text(f"import os\n{transforms.read_text()}\n\nscale.by = os.environ.get('DRILL_PAUSE_S')\n")
-    result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
+    result = check_pipeline(load_spec(made.base_dir), said.append)
     said.remove("recipe: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
@@ -87,7 +87,7 @@ def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> Non
 
 def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
     said: list[str] = []
-    check_pipeline(create_project(tmp_path / "p", "ray-loop")[0], [], said.append)
+    check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
     assert "one batch  ok   2 rows, prepared; a loop itself is tried by training alone" in said
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
     assert _said_of_model(without_parameters, 2) == "loss 0.5, 0 parameters"
@@ -95,10 +95,8 @@ def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
 
 def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
     said: list[str] = []
-    file = project(tmp_path).base_dir / "pipeline.yaml"
-    result = check_pipeline(
-        file, ["preprocess=[{map_batches: 'transforms.py:scale'}, {ordinal: {columns: [label]}}]"], said.append
-    )
+    steps = "preprocess=[{map_batches: 'transforms.py:scale'}, {ordinal: {columns: [label]}}]"
+    result = check_pipeline(load_spec(project(tmp_path).base_dir, [steps]), said.append)
     assert said[5].endswith(" 2,442 parameters by a sample of 512 rows; ordinal may find more categories in all 1,797")
     assert result["batch"]["sized_by_sample"] == ["ordinal"]
 
@@ -156,7 +154,7 @@ def test_a_sweeps_metric_is_one_that_a_validation_measures(tmp_path: Path) -> No
     def tried(metric: str, *more: str, for_sweep: bool = True) -> dict[str, Any]:
         space = "{train.learning_rate: {range: [0.1, 1]}}"
         loaded = load_spec(file, [f"tune={{space: {space}, metric: {metric}, mode: max}}", *more])
-        return try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins), for_sweep=for_sweep)
+        return try_one_batch(loaded.project, for_sweep=for_sweep)
 
     with pytest.raises(SpecError, match=r"tune\.metric is 'val/auroc', which validation does not measure") as caught:
         tried("val/auroc")
@@ -179,11 +177,11 @@ def test_check_says_which_weights_training_will_begin_with(tmp_path: Path) -> No
     torch.save({"0.bias": torch.zeros(32), "old": torch.zeros(1)}, made.base_dir / "fits.pt")
     torch.save({"0.bias": torch.zeros(31)}, made.base_dir / "fits_nothing.pt")
     said: list[str] = []
-    result = check_pipeline(file, ["train.start_from=fits.pt"], said.append)
+    result = check_pipeline(load_spec(file, ["train.start_from=fits.pt"]), said.append)
     told = "1 of 4 weights are those of fits.pt; new: 0.weight, 3.weight, 3.bias; left: old"
     assert result["batch"]["begins_with"] == told and f"start      ok   {told}" in said
     with pytest.raises(TrainingError, match=r"none of the 1 weights of fits_nothing\.pt fits the model") as caught:
-        check_pipeline(file, ["train.start_from=fits_nothing.pt"], said.append)
+        check_pipeline(load_spec(file, ["train.start_from=fits_nothing.pt"]), said.append)
     assert caught.value.problems[0] == "there: 0.bias [31]" and "0.bias [32]" in caught.value.problems[1]
 
 
@@ -236,7 +234,7 @@ def test_a_step_by_entries_is_tried_with_no_more_rows_than_its_budget_holds(tmp_
     (tmp_path / "model.py").write_text(READER)
     (tmp_path / "pipeline.yaml").write_text(LISTS)
     loaded = load_spec(tmp_path, [f"shuffle.by_length.batch_entries={budget}"])
-    found = try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    found = try_one_batch(loaded.project)
     assert (found["rows"], found["predict_shape"]) == (rows, [rows, 2])
 
 
@@ -244,7 +242,7 @@ def test_a_column_to_sample_by_must_be_there(tmp_path: Path) -> None:
     made = project(tmp_path)
     loaded = load_spec(made.base_dir / "pipeline.yaml", ["shuffle.sample={balance: mean}"])
     with pytest.raises(SpecError, match="column 'mean' holds float32, and classes are integers"):
-        try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+        try_one_batch(loaded.project)
 
 
 def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path) -> None:
@@ -284,5 +282,5 @@ def test_image_files_are_decoded_in_the_sample_as_in_the_run(tmp_path: Path) -> 
         "preprocess: [label_encoder]\ntrain: {recipe: model.py:Pixels, batch_rows: 8}\n"
     )
     loaded = load_spec(tmp_path)
-    found = try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    found = try_one_batch(loaded.project)
     assert found["columns"] == {"image": "uint8[4, 4, 3]", "label": "int64"}

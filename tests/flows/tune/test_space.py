@@ -11,7 +11,6 @@ from penstock.errors import PreflightError, SpecError
 from penstock.flows.spec_file import as_override, load_spec
 from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
-from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import BEFORE_TRAINING
@@ -90,7 +89,7 @@ def test_trials_with_equal_rows_share_keys(tmp_path: Path) -> None:
 
     def prepared(**values: object) -> list[str]:
         spec = load_trial(loaded, {key.replace("__", "."): value for key, value in values.items()})
-        project = Project(spec.spec, spec.base_dir, spec.origins)
+        project = spec.project
         keys = stage_keys(project, Ledger(project.storage).stage_output)
         return [keys[stage].key for stage in BEFORE_TRAINING]
 

@@ -21,7 +21,6 @@ from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks import materialize, preprocess
 from penstock.tasks.context import RunContext
-from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
@@ -79,7 +78,7 @@ def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(materialize, "materialize_dataset", counted)
     loaded = load_spec(make_project(tmp_path / "p", files=1))
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     ledger = Ledger(project.storage)
     run = ledger.new_run("drill", {})
     ctx = RunContext(
@@ -98,7 +97,7 @@ def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch
 
     def rows(**values: Any) -> RunContext:
         spec = load_trial(loaded, {key.replace("__", "."): value for key, value in values.items()})
-        return _with_rows(sweep, Project(spec.spec, spec.base_dir, spec.origins), cast("Any", PlainReporter()))
+        return _with_rows(sweep, spec.project, cast("Any", PlainReporter()))
 
     whole = rows(train__learning_rate=0.1)
     assert rows(train__learning_rate=0.2) is whole

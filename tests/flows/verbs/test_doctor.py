@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.flows.verbs.doctor import machine as doctor_machine
-from penstock.flows.verbs.doctor import servers as doctor_servers
-from penstock.flows.verbs.doctor.diagnose import diagnose, run_checks, show_findings
-from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
+from penstock.flows.verbs import doctor
+from penstock.flows.verbs.doctor import Finding, diagnose, fail, ok, run_checks, show_findings, warn
 from penstock.storage import Storage
 from tests.servers.swift import SwiftServer
 
@@ -59,24 +57,24 @@ def test_an_environment_without_servers_has_nothing_in_the_way(tmp_path: Path) -
     findings = diagnose(str(tmp_path / "state"), environ={})
     assert [finding for finding in findings if finding.status == "fail"] == []
     names = [finding.name for finding in findings]
-    assert {"python", "prefect server", "torch", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"} <= set(names)
+    assert {"libraries", "prefect server", "torch", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"} <= set(names)
     assert f"storage {tmp_path / 'state'}" in names
 
 
 def test_a_server_that_answers_is_well() -> None:
     with http_server({"/api/health": 200}) as url:
-        assert doctor_servers.check_prefect({"PREFECT_API_URL": f"{url}/api"}).status == "ok"
-        assert doctor_servers.check_mlflow({"MLFLOW_TRACKING_URI": url}).status == "ok"
-        assert doctor_servers.check_ray({"RAY_ADDRESS": url.removeprefix("http://")}).status == "ok"
+        assert doctor.check_prefect({"PREFECT_API_URL": f"{url}/api"}).status == "ok"
+        assert doctor.check_mlflow({"MLFLOW_TRACKING_URI": url}).status == "ok"
+        assert doctor.check_ray({"RAY_ADDRESS": url.removeprefix("http://")}).status == "ok"
 
 
 @pytest.mark.parametrize(
     ("look", "setting", "form"),
     [
-        (doctor_servers.check_prefect, "PREFECT_API_URL", "http://{}/api"),
-        (doctor_servers.check_mlflow, "MLFLOW_TRACKING_URI", "http://{}"),
-        (doctor_servers.check_ray, "RAY_ADDRESS", "{}"),
-        (doctor_servers.check_ray, "RAY_ADDRESS", "ray://{}"),
+        (doctor.check_prefect, "PREFECT_API_URL", "http://{}/api"),
+        (doctor.check_mlflow, "MLFLOW_TRACKING_URI", "http://{}"),
+        (doctor.check_ray, "RAY_ADDRESS", "{}"),
+        (doctor.check_ray, "RAY_ADDRESS", "ray://{}"),
     ],
 )
 def test_a_server_that_is_not_there_is_named_with_its_setting(look, setting: str, form: str) -> None:  # type: ignore[no-untyped-def]
@@ -88,7 +86,7 @@ def test_a_server_that_is_not_there_is_named_with_its_setting(look, setting: str
 
 
 def test_an_address_of_ray_without_a_port_is_refused() -> None:
-    finding = doctor_servers.check_ray({"RAY_ADDRESS": "head-node"})
+    finding = doctor.check_ray({"RAY_ADDRESS": "head-node"})
     assert finding.status == "fail"
     assert "no port" in finding.detail
 
@@ -96,16 +94,16 @@ def test_an_address_of_ray_without_a_port_is_refused() -> None:
 def test_a_missing_login_is_found_and_the_right_one_accepted() -> None:
     with http_server({"/api/health": 200, "/health": 200}, login="Basic dXNlcjpzZXNhbWU=") as url:
         prefect = {"PREFECT_API_URL": f"{url}/api"}
-        refused = doctor_servers.check_prefect(prefect)
+        refused = doctor.check_prefect(prefect)
         assert refused.status == "fail"
         assert "PREFECT_API_AUTH_STRING" in refused.fix
-        assert doctor_servers.check_prefect({**prefect, "PREFECT_API_AUTH_STRING": "user:sesame"}).status == "ok"
+        assert doctor.check_prefect({**prefect, "PREFECT_API_AUTH_STRING": "user:sesame"}).status == "ok"
         mlflow = {"MLFLOW_TRACKING_URI": url}
-        assert "MLFLOW_TRACKING_USERNAME" in doctor_servers.check_mlflow(mlflow).fix
+        assert "MLFLOW_TRACKING_USERNAME" in doctor.check_mlflow(mlflow).fix
         login = {"MLFLOW_TRACKING_USERNAME": "user", "MLFLOW_TRACKING_PASSWORD": "sesame"}
-        assert doctor_servers.check_mlflow({**mlflow, **login}).status == "ok"
+        assert doctor.check_mlflow({**mlflow, **login}).status == "ok"
         inside = url.replace("http://", "http://user:sesame@")
-        assert doctor_servers.check_mlflow({"MLFLOW_TRACKING_URI": inside}).status == "ok"
+        assert doctor.check_mlflow({"MLFLOW_TRACKING_URI": inside}).status == "ok"
 
 
 def test_no_secret_reaches_a_finding() -> None:
@@ -144,13 +142,13 @@ def test_settings_of_rays_authentication_are_compared(
     if token_file:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("x")
-    assert doctor_servers.check_ray_auth(environ, home=tmp_path).status == status
+    assert doctor.check_ray_auth(environ, home=tmp_path).status == status
 
 
 def test_a_prefect_server_that_cannot_be_imported_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fastapi.py").write_text("raise TypeError('too new')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    finding = doctor_machine.check_prefect_server()
+    finding = doctor.check_prefect_server()
     assert finding.status == "fail"
     assert "too new" in finding.detail
     assert "constraints.txt" in finding.fix
@@ -158,31 +156,24 @@ def test_a_prefect_server_that_cannot_be_imported_is_found(tmp_path: Path, monke
 
 def test_a_broken_pin_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["fastapi<0.1", "numpy>=1", "not-there>=2", "pytest>=9; extra == 'dev'"]
-    monkeypatch.setattr(doctor_machine, "requires", lambda _name: wanted)
-    findings = doctor_machine.check_libraries()
+    monkeypatch.setattr(doctor, "requires", lambda _name: wanted)
+    findings = doctor.check_libraries()
     assert [(finding.name, finding.status) for finding in findings] == [("fastapi", "fail"), ("not-there", "fail")]
     assert "<0.1" in findings[0].detail and "0." in findings[0].detail
     assert "not installed" in findings[1].detail
 
 
 def test_small_shared_memory_is_a_warning_with_the_flag_that_helps(tmp_path: Path) -> None:
-    finding = doctor_machine.check_shared_memory(tmp_path, memory_bytes=1 << 60)
+    finding = doctor.check_shared_memory(tmp_path, memory_bytes=1 << 60)
     assert finding.status == "warn"
     assert "--shm-size" in finding.fix
-    assert doctor_machine.check_shared_memory(tmp_path, memory_bytes=1).status == "ok"
-    assert doctor_machine.check_shared_memory(tmp_path / "absent").status == "ok"
+    assert doctor.check_shared_memory(tmp_path, memory_bytes=1).status == "ok"
+    assert doctor.check_shared_memory(tmp_path / "absent").status == "ok"
 
 
 def test_the_disk_of_a_storage_that_is_not_there_yet_is_the_one_it_would_be_made_on(tmp_path: Path) -> None:
-    storage, *_ = doctor_machine.check_disks(str(tmp_path / "not" / "yet"))
+    storage, *_ = doctor.check_disks(str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in storage.detail
-
-
-def test_telemetry_that_a_shell_leaves_on_is_named() -> None:
-    assert "Prefect, MLflow, Ray" in doctor_machine.check_telemetry({}).detail
-    assert "MLflow" in doctor_machine.check_telemetry({"DO_NOT_TRACK": "1"}).detail
-    off = doctor_machine.check_telemetry(doctor_machine.TELEMETRY_OFF)
-    assert off.detail == "off for Prefect, MLflow and Ray"
 
 
 def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_shown() -> None:
@@ -203,22 +194,22 @@ def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_shown() ->
 
 
 def test_a_folder_that_may_not_be_written_and_a_file_in_its_place_are_found(tmp_path: Path) -> None:
-    (finding,) = doctor_servers.check_storage(Storage("/proc/nothing"), {})
+    (finding,) = doctor.check_storage(Storage("/proc/nothing"), {})
     assert finding.status == "fail" and "an object cannot be written" in finding.detail
     (tmp_path / "file").write_text("in the way")
-    (finding,) = doctor_servers.check_storage(Storage(str(tmp_path / "file")), {})
+    (finding,) = doctor.check_storage(Storage(str(tmp_path / "file")), {})
     assert finding.status == "fail" and f"{tmp_path}/file is a file" in finding.detail
 
 
 def test_a_storage_that_works_is_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
-    (finding,) = doctor_servers.check_storage(Storage(str(tmp_path)), {})
+    (finding,) = doctor.check_storage(Storage(str(tmp_path)), {})
     assert finding.status == "ok"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_bucket_that_works_is_left_empty_and_its_conditional_put_is_judged(s3_bucket: str) -> None:
-    findings = doctor_servers.check_storage(Storage(f"{s3_bucket}/prefix"), os.environ)
+    findings = doctor.check_storage(Storage(f"{s3_bucket}/prefix"), os.environ)
     assert [(finding.name, finding.status) for finding in findings] == [
         (f"storage {s3_bucket}/prefix", "ok"),
         ("conditional put", "ok"),
@@ -227,7 +218,7 @@ def test_a_bucket_that_works_is_left_empty_and_its_conditional_put_is_judged(s3_
 
 
 def test_a_bucket_that_is_not_there_is_found(s3_bucket: str) -> None:
-    (finding,) = doctor_servers.check_storage(Storage("s3://not-there-at-all/prefix"), os.environ)
+    (finding,) = doctor.check_storage(Storage("s3://not-there-at-all/prefix"), os.environ)
     assert finding.status == "fail"
     assert "not-there-at-all" in finding.name
     assert "bucket exists" in finding.fix
@@ -235,7 +226,7 @@ def test_a_bucket_that_is_not_there_is_found(s3_bucket: str) -> None:
 
 def test_a_wrong_secret_is_found_and_not_shown(s3_bucket: str, s3_server: SwiftServer) -> None:
     code = (
-        "import os, json; from penstock.flows.verbs.doctor.servers import check_storage; from penstock.storage import Storage;"
+        "import os, json; from penstock.flows.verbs.doctor import check_storage; from penstock.storage import Storage;"
         f"print(check_storage(Storage({s3_bucket!r}), os.environ)[0].model_dump_json())"
     )
     environ = {**os.environ, **s3_server.environment, "AWS_SECRET_ACCESS_KEY": "open-sesame"}
@@ -249,7 +240,7 @@ def test_a_wrong_secret_is_found_and_not_shown(s3_bucket: str, s3_server: SwiftS
 
 def test_an_endpoint_that_is_not_there_is_found_before_a_client_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"http://{nobody()}"
-    (finding,) = doctor_servers.check_storage(Storage("s3://any/prefix"), {"AWS_ENDPOINT_URL": endpoint})
+    (finding,) = doctor.check_storage(Storage("s3://any/prefix"), {"AWS_ENDPOINT_URL": endpoint})
     assert finding.status == "fail"
     assert endpoint in finding.detail
 

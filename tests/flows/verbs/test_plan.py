@@ -18,7 +18,6 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import StageOutcome
-from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger, StageRecord, utc_now
 from penstock.tasks.shuffle import STAGE as SHUFFLE
@@ -43,7 +42,7 @@ WINDOWED = ["shuffle.mode=windowed", "shuffle.window_rows=3200", "train.batch_ro
     ],
 )
 def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[str], like_rows: float) -> None:
-    plan = plan_pipeline(make_project(tmp_path / "p", files=1), [*WINDOWED, *more])
+    plan = plan_pipeline(load_spec(make_project(tmp_path / "p", files=1), [*WINDOWED, *more]))
     (shuffle,) = [stage for stage in plan["stages"] if stage["name"] == "shuffle"]
     assert shuffle["mixing"] == {"batch_rows": 64, "like_rows": like_rows, "rows_known": False}
     said = io.StringIO()
@@ -62,16 +61,16 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
         ("preprocess=[{drop: [nothing]}]", SpecError, "no column 'nothing'"),
     ):
         with pytest.raises(kind, match=r"(?s)" + says) as refused:
-            plan_pipeline(file, [override])
+            plan_pipeline(load_spec(file, [override]))
         assert [stage["action"] for stage in refused.value.result["stages"]] == ["run"] * 7
     with monkeypatch.context() as unwritable, pytest.raises(PreflightError, match="cannot be written: ") as refused:
         unwritable.setattr("penstock.flows.run.preflight.os.access", lambda _path, _mode: False)
-        plan_pipeline(file, [])
+        plan_pipeline(load_spec(file))
     assert len(refused.value.result["stages"]) == 7
     assert not (file.parent / ".penstock").exists(), "a plan writes nothing"
 
     loaded = load_spec(file)
-    project, ledger = Project(loaded.spec, loaded.base_dir, {}), Ledger(Storage(loaded.spec.storage))
+    project, ledger = loaded.project, Ledger(Storage(loaded.spec.storage))
     begun = ledger.new_run("drill", loaded.spec.model_dump(mode="json", by_alias=True))
     begun = begun.model_copy(update={"keys": stage_keys(project, ledger.stage_output), "status": "interrupted"})
     facts = CheckpointFacts(step=3, epoch=0, position=192, world_size=1)
@@ -79,7 +78,7 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
     ledger.save_run(begun)
     ledger.make_current(begun)
     with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as forbidden:
-        plan_pipeline(file, ["train.batch_rows=32"])
+        plan_pipeline(load_spec(file, ["train.batch_rows=32"]))
     assert forbidden.value.problems == ("train.batch_rows: 64 -> 32",)
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
     told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.batch_rows=32"])
@@ -93,7 +92,7 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
 def test_prepared_rows_that_the_run_would_not_believe_are_planned_anew(tmp_path: Path, damage: str) -> None:
     file = make_project(tmp_path / "p", files=1)
     loaded = load_spec(file)
-    project, ledger = Project(loaded.spec, loaded.base_dir, {}), Ledger(Storage(loaded.spec.storage))
+    project, ledger = loaded.project, Ledger(Storage(loaded.spec.storage))
     source = Source(file.parent, loaded.spec.data, list(loaded.spec.preprocess))
     manifest = source.materialize(project.storage)
     for stage, output in (
@@ -111,14 +110,14 @@ def test_prepared_rows_that_the_run_would_not_believe_are_planned_anew(tmp_path:
         shard.write_bytes(held)
     elif damage == "gone":
         shard.unlink()
-    planned = {stage["name"]: stage for stage in plan_pipeline(file, [])["stages"]}
+    planned = {stage["name"]: stage for stage in plan_pipeline(load_spec(file))["stages"]}
     assert planned["materialize"]["action"] == ("reuse" if damage == "none" else "run")
     if damage != "none":
         assert planned["materialize"]["because"][0].startswith("1 of its shards are missing or damaged")
 
 
 def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> None:
-    plan = plan_pipeline(make_project(tmp_path / "p", files=1), [])
+    plan = plan_pipeline(load_spec(make_project(tmp_path / "p", files=1)))
     assert [stage["action"] for stage in plan["stages"]] == ["run"] * 7
     assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]
 
@@ -136,5 +135,5 @@ def test_the_line_of_the_shuffle_is_for_a_person_and_its_record_for_a_comparison
 
 def test_a_window_of_all_prepared_rows_costs_nothing(tmp_path: Path) -> None:
     loaded = load_spec(make_project(tmp_path / "p", files=1), WINDOWED)
-    mixing = describe_mixing(Project(loaded.spec, loaded.base_dir, loaded.origins), PREPARED.model_dump())
+    mixing = describe_mixing(loaded.project, PREPARED.model_dump())
     assert mixing == {"batch_rows": 64, "like_rows": 64, "rows_known": True}

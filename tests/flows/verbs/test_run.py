@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import DataError, Interrupted, PreflightError, SpecError
 from penstock.flows import cli
-from penstock.flows.run.preflight import check_ahead
+from penstock.flows.run.preflight import Preflight
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
 from penstock.flows.verbs.check import check_pipeline
@@ -80,7 +80,7 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
     )
     assert not capsys.readouterr().err and not (tmp_path / "p" / ".penstock").exists()
     with pytest.raises(SpecError) as checked:
-        check_pipeline(file, overrides, lambda _line: None)
+        check_pipeline(load_spec(file, overrides), lambda _line: None)
     assert checked.value.problems == refused.value.problems
 
 
@@ -98,8 +98,8 @@ def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Pat
     column = "preprocess[0].drop: there is no column 'maen' at this point; did you mean 'mean'?"
     refusing: list[Callable[[list[str]], object]] = [
         lambda overrides: run.run(file, overrides),
-        lambda overrides: check_pipeline(file, overrides, lambda _line: None),
-        lambda overrides: plan_pipeline(file, overrides),
+        lambda overrides: check_pipeline(load_spec(file, overrides), lambda _line: None),
+        lambda overrides: plan_pipeline(load_spec(file, overrides)),
     ]
     for refuses in refusing:
         with pytest.raises(SpecError) as refused:
@@ -183,4 +183,4 @@ def test_a_column_that_only_another_file_or_the_users_function_has_is_for_the_fl
         "transforms.py:scale", "{map_batches: 'transforms.py:scale'}"
     )
     for overrides in ([steps], ["data.missing_columns=null", "data.types={later: int64}"]):
-        check_ahead(load_spec(file, overrides))
+        Preflight(load_spec(file, overrides)).ahead()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before, changes, why_run
 from penstock.tasks.records.keys import stage_keys
 from tests.drills.project import make_project
@@ -14,7 +13,7 @@ from tests.drills.project import make_project
 
 def side(file: Path, run: str, overrides: tuple[str, ...] = ()) -> Before:
     loaded = load_spec(file, overrides)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     keys = stage_keys(project, lambda _stage, _key: None)
     return Before(run=run, spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys, code=project.definitions())
 

@@ -56,7 +56,7 @@ PREPARED = outputs()
 
 def keys_of(file: Path, *overrides: str, recorded: Mapping[str, dict[str, Any]] = PREPARED) -> dict[str, StageKey]:
     loaded = load_spec(file, overrides)
-    return stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), lambda stage, key: recorded.get(stage))
+    return stage_keys(loaded.project, lambda stage, key: recorded.get(stage))
 
 
 def changed(old: dict[str, StageKey], new: dict[str, StageKey]) -> set[str]:
@@ -235,9 +235,9 @@ def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) ->
 def test_a_label_may_be_a_column_that_a_step_makes(tmp_path: Path) -> None:
     file = make(tmp_path)
     loaded = load_spec(file, ["data.label=made"])
-    assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label is None
+    assert loaded.project.source.label is None
     loaded = load_spec(file, ["preprocess=[]"])
-    assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label == "y"
+    assert loaded.project.source.label == "y"
 
 
 def test_the_library_that_reads_a_format_is_in_the_key_and_a_default_fit_is_not(tmp_path: Path) -> None:

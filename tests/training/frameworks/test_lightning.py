@@ -13,7 +13,6 @@ from penstock.errors import SpecError, TrainingError
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
-from penstock.tasks.project import Project
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
@@ -65,7 +64,7 @@ def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
         model.write("\n    def predict_step(self, batch, _):\n        return self(batch) + batch['diagnosis'][:, None]\n")
     loaded = load_spec(file)
     with pytest.raises(TrainingError, match="predicting failed: KeyError: 'diagnosis'") as refused:
-        try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+        try_one_batch(loaded.project)
     assert refused.value.next_step.startswith("predict without 'diagnosis'")
 
 
@@ -75,7 +74,7 @@ def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp
     written = yaml.safe_load(file.read_text()) | yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     file.write_text(yaml.safe_dump(written))
     loaded = load_spec(file)
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = loaded.project
     assert LIGHTNING.check(project.recipe, loaded.spec.train).can_predict
     ends = page.split("These are not read, and refused by name:")[1]
     refused: dict[str, Any] = {

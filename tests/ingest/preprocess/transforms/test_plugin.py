@@ -135,7 +135,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.project import Project
 loaded = load_spec(sys.argv[1])
-print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), lambda *_: None)["preprocess"].inputs))
+print(json.dumps(stage_keys(loaded.project, lambda *_: None)["preprocess"].inputs))
 """
     inputs = answer(site, script, str(file))
     assert inputs["version.transform.clip_quantile"] == "acme-penstock==1.2"
