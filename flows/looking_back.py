@@ -1,4 +1,4 @@
-"""The verbs of the command that look back at runs: which there are, how they differ, what a step saw, why a stage ran."""
+"""The verbs of the command that look back at runs: list, compare and explain them, and serve their pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from penstock.flows.answer import OUT, answer, say, tell
 from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set, can_be_written
 
-__all__ = ["compare", "explain", "log", "report", "rows", "status"]
+__all__ = ["compare", "explain", "log", "report", "rows", "status", "ui"]
 
 
 def status(
@@ -134,5 +134,26 @@ def explain(
         result = explain_run(file, name, stage)
         show_explanation(result, OUT)
         return result
+
+    answer(work, as_json)
+
+
+def ui(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: shows the state beside it. Without it, the state in "
+            "the current folder."
+        ),
+    ] = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page on 127.0.0.1; 0 picks a free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Serve the MLflow and Prefect pages of a pipeline's runs and print their addresses; Ctrl-C closes them."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.ui import serve_ui
+
+        return serve_ui(file, mlflow_port, tell)
 
     answer(work, as_json)

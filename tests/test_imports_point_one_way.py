@@ -85,8 +85,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/answer.py": (),
     "flows/options.py": (),
     "flows/looking_back.py": ("flows/answer.py", "flows/options.py", "flows/history", "flows/verbs"),
+    "flows/operating.py": ("flows/answer.py", "flows/options.py", "flows/verbs"),
     "flows/cli.py": (
-        *("flows/answer.py", "flows/options.py", "flows/looking_back.py", "flows/spec_file.py", "flows/run", "flows/verbs"),
+        *("flows/answer.py", "flows/options.py", "flows/looking_back.py", "flows/operating.py"),
+        *("flows/spec_file.py", "flows/run", "flows/verbs"),
     ),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),

@@ -1,0 +1,163 @@
+"""The verbs of the command that use models and operate a project: score rows, roll back, clean, deploy, diagnose."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from penstock.errors import SpecError
+from penstock.flows.answer import OUT, answer, say, tell
+from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
+from penstock.messages import counted
+
+__all__ = ["clean", "deploy", "doctor", "predict", "rollback"]
+
+
+def predict(
+    model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one; a table, a query, a function.")
+    ],
+    output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
+    columns: Columns = None,
+    format: Format = None,
+    options: Options = None,
+    gpus: Gpus = False,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.model.predict import predict as predict_rows
+
+        result = predict_rows(
+            model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
+        )
+        tell(f"{result['output']}: {counted(result['total_rows'], 'row')}")
+        return result
+
+    answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
+
+
+def rollback(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The registered model, or NAME@ALIAS where it has several aliases.")
+    ],
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Give a model's alias back to the version that held it before; later runs leave it there until they train a better one."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.model.rollback import roll_back, show_rollback
+
+        result = roll_back(file, name)
+        show_rollback(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
+def clean(
+    file: File = HERE,
+    keep_runs: Annotated[
+        int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Days after which even one of these goes.", show_default="30")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Free what no kept run, alias or live run uses: checkpoints, prepared rows, answers. Records of runs stay."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.clean import clean_pipeline
+
+        return clean_pipeline(file, keep_runs, keep_days, dry_run=dry_run, say=say)
+
+    answer(work, as_json)
+
+
+def deploy(
+    cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday".')],
+    file: File = HERE,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
+    pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
+    overrides: Set = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Score --input with the pipeline's model instead of training it.")
+    ] = False,
+    source: Annotated[str | None, typer.Option("--input", help="With --predict: what to score.")] = None,
+    output: Annotated[str | None, typer.Option(help="With --predict: folder or URL for the scored rows.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --predict: which model.", show_default="the one of the file's register section, by its alias"),
+    ] = None,
+    columns: Columns = None,
+    format: Format = None,
+    options: Options = None,
+    gpus: Gpus = False,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Send a message when a run fails or none begins for a day: URL of a webhook, or of Apprise for mail and "
+            "other services; `none` ends it.",
+            show_default="as it was",
+        ),
+    ] = None,
+    silence_h: Annotated[
+        float | None,
+        typer.Option("--silence-h", help="With --notify: hours without a run.", show_default="25, on a schedule of every day"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline, deploy_predictions
+
+        plan = Plan(cron, timezone, pool, notify, silence_h)
+        if not predict:
+            if source or output or model or columns or format or options or gpus:
+                raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")
+            return deploy_pipeline(file, plan, overrides or [], say)
+        if source is None or output is None or overrides:
+            raise SpecError("--predict needs --input and --output, and takes no --set")
+        from penstock.flows.verbs.model.predict import predict_request
+
+        request = partial(
+            predict_request,
+            source=source,
+            output=output,
+            columns=columns or [],
+            format=format,
+            options=options or [],
+            gpus=gpus,
+            file=file,
+        )
+        return deploy_predictions(file, plan, model, request, say)
+
+    answer(work, as_json)
+
+
+def doctor(
+    storage: Annotated[str | None, typer.Option(help="Also check this storage, such as s3://bucket/prefix.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check versions, servers, ports, credentials and disks; exit code 3 on trouble."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.doctor import diagnose, show_findings
+
+        findings = diagnose(storage)
+        show_findings(findings, OUT)
+        healthy = all(finding.status != "fail" for finding in findings)
+        return {"status": "done" if healthy else "trouble", "findings": [finding.model_dump() for finding in findings]}
+
+    answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)
