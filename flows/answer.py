@@ -49,7 +49,7 @@ _ADVICE = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
     **dict.fromkeys(
         (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENOTDIR),
-        "look at the disk or the mount it lies on",
+        "check the disk or the mount it lies on",
     ),
 }
 """What mends the errors of a file that say nothing of penstock, by their number."""
@@ -98,7 +98,7 @@ def answer(
             ERR.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
             exit_code = exit_code or PreflightError.exit_code
     if result["status"] == "interrupted":
-        _on_signals(signal.SIG_DFL)  # all is said; who cannot wait for Python's own end need not
+        _on_signals(signal.SIG_DFL)  # output is complete: a second Ctrl-C may kill the process
     raise typer.Exit(exit_code)
 
 

@@ -18,8 +18,8 @@ from prefect.utilities.annotations import quote
 from penstock.errors import Interrupted, PenstockError, ShardError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold, name_at_begin, remember_end
-from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its_run, open_attempt
+from penstock.flows.run.flow_runs import FlowEndedOffline, name_at_begin, remember_end
+from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt, reconfirm_run
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
@@ -60,7 +60,7 @@ def pipeline(request: RunRequest) -> State[Any]:
             project.spread = need_ray.spread
         before = None
         while True:
-            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_tell_wait, reporter)):
+            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_announce_wait, reporter)):
                 held.close()
                 ctx = open_attempt(request, reporter, stopping, need_ray, held, before)
             before = ctx.before
@@ -75,16 +75,16 @@ def pipeline(request: RunRequest) -> State[Any]:
                 if isinstance(raised, PenstockError):
                     raised.result = result
                 if ctx.attempt.prefect_missed_end:
-                    raise EndedUntold(raised) from error
+                    raise FlowEndedOffline(raised) from error
                 remember_end(raised)
                 raise
             if end is not None and ctx.attempt.prefect_missed_end:
-                raise EndedUntold(end)
+                raise FlowEndedOffline(end)
             if end is not None:
                 return remember_end(end)
 
 
-def _tell_wait(reporter: Reporter, holder: LeaseHolder) -> None:
+def _announce_wait(reporter: Reporter, holder: LeaseHolder) -> None:
     reporter.say(f"  waiting for {holder.process}, which begins or repairs a run of this pipeline, or deletes old data")
 
 
@@ -93,7 +93,7 @@ def _unwrapping_interrupts() -> Iterator[None]:
     """Raise the stop itself where a library made an exception of its own of it."""
     try:
         yield
-    except Exception as error:  # of any class; what is no stop is raised as it was
+    except Exception as error:  # of any class; without a stop behind it, it is raised as it was
         stopped = stop_behind(error)
         if stopped is None or stopped is error:
             raise
@@ -105,7 +105,7 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
     try:
         introduce(ctx)
         performed = _perform_stages(ctx, request)
-        if ctx.stopping.lost is not None:  # and code in between has made nothing of it
+        if ctx.stopping.lost is not None:  # and code in between ignored it
             raise ctx.stopping.lost
         if not performed:
             close_attempt(ctx, "partial")
@@ -124,7 +124,7 @@ def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
     """Perform them up to `request.until`; False: up to `shuffle`, since the prepared rows belong to another run."""
     for stage in ALL_STAGES:
         ctx.stopping.check()
-        if stage.name == "train" and not is_still_its_run(ctx, fresh=request.fresh):
+        if stage.name == "train" and not reconfirm_run(ctx, fresh=request.fresh):
             return False
         _perform_on_whole_rows(ctx, stage)
         if stage.name == request.until:

@@ -97,7 +97,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
-            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}",
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
             next_step=f"save it as UTF-8, then: penstock check {path}",
         ) from error
     data, lines, of_text = _parse(path, text)
@@ -148,7 +148,7 @@ _BOOLEAN = "{!r}: this is a number, and YAML reads yes, no, on, off, true and fa
 
 
 def _booleans(value: Any, annotation: Any, at: Path_) -> Iterator[Problem]:
-    """Where a number is needed and the file has a boolean, which would pass for 0 or 1."""
+    """Find booleans where a number is needed: they would pass for 0 or 1."""
     if isinstance(value, bool):
         kinds = _numbers(annotation)
         if kinds and bool not in kinds:
@@ -176,10 +176,10 @@ def _numbers(annotation: Any) -> set[type]:
 
 
 def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
-    """(storage, folder of embedded servers, pipeline's name) of a file that does not hold as a whole, as far as it says them.
+    """Return (storage, folder of embedded servers, pipeline's name) of an invalid file, if it names them.
 
     Raises:
-        SpecError: it says no name.
+        SpecError: it has no name.
     """
     path = (file / "pipeline.yaml" if file.is_dir() else file).expanduser().resolve()
     data = _parse(path, path.read_text(encoding="utf-8"))[0]
@@ -187,7 +187,7 @@ def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path
         _apply(data, override, {})
     name, storage = data.get("name"), data.get("storage", PipelineSpec.model_fields["storage"].default)
     if not isinstance(name, str) or not isinstance(storage, str):
-        raise SpecError(f"{path.name} says no name of a pipeline", next_step=f"penstock check {file}")
+        raise SpecError(f"{path.name} has no name of a pipeline", next_step=f"penstock check {file}")
     use_stores(TypeAdapter(dict[str, StoreSpec]).validate_python(data.get("stores", {})))
     return _absolute(storage, path.parent), path.parent / STATE_FOLDER, name
 
@@ -221,7 +221,7 @@ def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
 
 
 def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[tuple[str, str]]:
-    """Put every listed value and every end of a range into the file, one at a time, and see whether it still holds."""
+    """Put every listed value and every end of a range into the file, one at a time, and check the result."""
     for key, dimension in spec.tune.space.items() if spec.tune is not None else ():
         for value in dimension.extremes:
             trial = copy.deepcopy(data)
@@ -242,7 +242,7 @@ _NAMED_FILES = 5
 """How many pipeline files are named where one is missing."""
 
 _NAMED_BY_COLUMN = re.compile(r"^(data\.types|preprocess\.\d+\.(cast|rename))\.")
-"""Here a key is the name of a column, and says nothing about its value."""
+"""Here a key is the name of a column, and independent of its value."""
 
 
 def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -294,7 +294,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], lis
     problems: list[tuple[str, str]] = []
     for location, line, duplicate in _walk(node, ()):
         if duplicate:
-            problems.append((_dotted(location), f"the key stands twice (again in line {line}); YAML would keep the last"))
+            problems.append((_dotted(location), f"the key is there twice (again in line {line}); YAML would keep the last"))
         lines.setdefault(location, line)
     return data, lines, problems
 
@@ -376,7 +376,7 @@ def _is_key(part: str) -> bool:
 
 
 def _elsewhere(location: Path_, data: dict[str, Any]) -> list[str]:
-    """Where a key without a section is meant to stand, if one section alone has it: `epochs` is `train.epochs`."""
+    """Return the place of a key without a section, if one section alone has it: `epochs` is `train.epochs`."""
     if len(location) > 1:
         return []
     sections = (name for name in _known_keys((), data) if location[0] in _known_keys((name,), data))
@@ -389,7 +389,7 @@ def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
 
 
 def _fields(location: Path_, data: dict[str, Any]) -> dict[str, FieldInfo]:
-    """What may stand in a section of the file."""
+    """Return the keys of a section of the file."""
     model: type[Section] | None = PipelineSpec
     is_name = False  # of an entry of a mapping, such as a bucket of `stores`
     for part in location:
@@ -445,7 +445,7 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _nearest(path: str, origins: dict[str, str]) -> str:
-    """The origin of a path, or of the closest mapping above it that stands in the file: where a missing key would be added."""
+    """The origin of a path, or of the closest mapping above it in the file: where a missing key would be added."""
     if path in origins:
         return origins[path]
     parts = path.split(".")

@@ -1,4 +1,4 @@
-"""What is left of an attempt that ends? Its result, and an honest status wherever the run is looked up."""
+"""How does an attempt end? With a result, and with its true status in the ledger, in Prefect and at the tracker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     """Record the attempt's end, and return its result. Safe to call when something has failed already.
 
     Args:
-        error: what ended it; then a record that cannot be written is a warning, since the error is the news.
+        error: the cause of the end; if given, a failure to write the record only warns, so that it does not hide this error.
         note: begins the tracked run's description.
     """
     if ctx.attempt.ended is not None:
@@ -41,11 +41,11 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None and error is None:
         raise unrecorded
     ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
-    told = error.with_next_step(ctx.attempt.command) if isinstance(error, PenstockError) else error
+    reported = error.with_next_step(ctx.attempt.command) if isinstance(error, PenstockError) else error
     registered = ctx.outcomes.get("register")
     if registered is not None and registered.outcome != "reused":
         ended["model_uri"] = registered.output.get("uri")
-    ended |= {"ended": utc_now(), "error": redact_text(str(told)) if told else None}
+    ended |= {"ended": utc_now(), "error": redact_text(str(reported)) if reported else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
     ctx.tracker.set_tags({**tags, "description": "\n\n".join(filter(None, [note, _description(ctx)]))})
@@ -53,7 +53,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         name_flow_run(_flow_run_name(ctx, status), [ctx.run.pipeline, ctx.run.run, status])
     else:
         ctx.attempt = ctx.attempt.model_copy(update={"prefect_missed_end": True})
-        ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
+        ctx.reporter.warn("the Prefect server is away and lacks the end of this attempt; the next run or status sends it")
     _attach_report(ctx)
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
@@ -141,11 +141,11 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
 
 
 def _newest_checkpoint(ctx: RunContext) -> str | None:
-    """Where the next attempt would go on."""
+    """Return the checkpoint from which the next attempt would continue."""
     try:
         committed = CheckpointStore(ctx.work_storage).committed()
     except (OSError, PenstockError):
-        return None  # whatever is wrong there has been said, or will be by the next attempt
+        return None  # already reported, or reported by the next attempt
     return committed[0].name if committed else None
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "NewRun",
     "Past",
     "Refuse",
-    "beside",
+    "avoid_busy_run",
     "choose_run",
     "decide",
     "differences",
@@ -140,12 +140,12 @@ def choose_run(
 
 
 def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    """What makes the training that `keys` stand for another one than `run`'s, as far as the rows of both are known."""
+    """Describe how the training of `keys` differs from `run`'s, as far as the rows of both are known."""
     return [*_row_changes(run, keys), *_train_changes(run, keys)]
 
 
 def others_at_work(ledger: Ledger, pipeline: str, keys: Mapping[str, StageKey]) -> dict[str, list[str]]:
-    """Runs of the pipeline that processes work on -> what makes the training that `keys` stand for another one."""
+    """Return each run of the pipeline that a process works on, with the differences to the training of `keys`."""
     runs = map(ledger.load_run, holders_of_runs(ledger.storage, pipeline))  # None: a damaged record
     return {run.run: differences(run, keys) for run in runs if run is not None}
 
@@ -158,8 +158,8 @@ def refuse_same_training(ledger: Ledger, others: Mapping[str, Sequence[str]]) ->
             refuse_if_held(ledger.storage, lease_of(run))
 
 
-def beside(decision: NewRun | Continue | Refuse, others: Mapping[str, Sequence[str]]) -> NewRun | Continue | Refuse:
-    """A run that another process works on is not continued, nor in the way: a new one begins where the training differs."""
+def avoid_busy_run(decision: NewRun | Continue | Refuse, others: Mapping[str, Sequence[str]]) -> NewRun | Continue | Refuse:
+    """If another process holds the run and the training differs, start a new run."""
     if isinstance(decision, NewRun) or not (differs := others.get(decision.run.run)):
         return decision
     return NewRun(f"another process works on run {decision.run.run}, where {differs[0]}")
@@ -191,24 +191,24 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnRes
     for path, rule in resume_rules(TrainSpec):
         if path == "recipe":
             continue
-        found[rule] += _told(f"train.{path}", _at(old, path), _at(new, path))
+        found[rule] += _describe_change(f"train.{path}", _at(old, path), _at(new, path))
     return found
 
 
-def _told(name: str, before: Any, after: Any) -> list[str]:
-    """What differs between two values, entry by entry."""
+def _describe_change(name: str, before: Any, after: Any) -> list[str]:
+    """Describe the differences between two values, entry by entry."""
     if before == after:
         return []
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = dict.fromkeys([*before, *after])
-        return [told for each in names for told in _told(f"{name}.{each}", before.get(each), after.get(each))]
+        return [line for each in names for line in _describe_change(f"{name}.{each}", before.get(each), after.get(each))]
     return [f"{name}: {before} -> {after}"]
 
 
 def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
-    """A shorter training cannot be had from a longer one: its last weights may be gone, and were never the end of anything."""
+    """Refuse fewer epochs than are already trained: the earlier weights may be deleted, and no schedule ended there."""
     if train.get("loop") is not None:
-        return []  # the function has epochs of its own; the default of the spec's says nothing of them
+        return []  # the function has epochs of its own; the spec's default does not apply
     epochs, max_steps = train.get("epochs"), train.get("max_steps")
     found: list[str] = []
     if epochs is not None and (reached.epoch, reached.position) > (epochs, 0):
@@ -238,12 +238,12 @@ def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
 
 
 def _start_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    """Whether `train.start_from` stands for other weights now: an alias moved, or a file was written again."""
+    """Describe a change of the weights behind `train.start_from`: an alias moved, or a file was written again."""
     before = current.keys.get("train")
     if before is None:
         return []
     old, new = (key.inputs.get("start_from") for key in (before, keys["train"]))
-    return [f"train.start_from stands for other weights: {str(old)[:8]} -> {str(new)[:8]}"] if old != new else []
+    return [f"train.start_from names other weights: {str(old)[:8]} -> {str(new)[:8]}"] if old != new else []
 
 
 def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

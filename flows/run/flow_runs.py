@@ -1,4 +1,4 @@
-"""What does Prefect's own record of an attempt say? A readable name, and the truth about how it ended."""
+"""How does Prefect's own record of an attempt get a readable name, and the state in which the attempt ended?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
-__all__ = ["EndedUntold", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "remember_end", "tell_end"]
+__all__ = ["FlowEndedOffline", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "remember_end", "report_end"]
 
 _End = TypeVar("_End", bound=State[Any] | BaseException)
 
@@ -37,8 +37,8 @@ _STATES: dict[Status, StateType] = {
 }
 
 
-class EndedUntold(Abort):
-    """The flow is over and Prefect's server is away: Prefect's engine then ends without a word to it.
+class FlowEndedOffline(Abort):
+    """The flow finished while Prefect's server was unreachable; its final state was not reported.
 
     Attributes:
         end: what the flow would have returned or raised.
@@ -53,17 +53,17 @@ _ends: list[State[Any] | BaseException] = []
 
 
 def remember_end(end: _End) -> _End:
-    """Note what the flow of this process is about to end with: the answer to its last state may be lost, and `end` with it."""
+    """Keep the end of this process's flow: the server's answer to its last state may be lost, and `end` with it."""
     _ends[:] = [end]
     return end
 
 
 def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
-    """The result of a flow of ours that `perform` calls with `return_state=True`.
+    """Return the result of a penstock flow that `perform` calls with `return_state=True`.
 
     Raises:
         Interrupted: it was stopped; with what it had reached.
-        ServiceError: Prefect's server refuses what a flow run cannot do without, though it was asked again and again.
+        ServiceError: Prefect's server still refuses a necessary request after retries.
         BaseException: what it raised.
     """
     result: Any
@@ -74,7 +74,7 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
         except (PrefectException, httpx.HTTPError, RuntimeError, ValueError) as error:  # the flow's own are in its state
             raise ServiceError(
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
-                next_step="look at its log; then run the same command again, which continues from what is saved",
+                next_step="see its log; then run the same command again, which continues from what is saved",
             ) from error
         if state.data is None and _ends:  # the server's own copy of it, which it gives when it is asked a second time
             if isinstance(_ends[0], BaseException):
@@ -82,10 +82,10 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
             state = _ends[0]
         # In a notebook a loop runs already, and Prefect would give a coroutine.
         result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
-    except EndedUntold as untold:
-        if isinstance(untold.end, BaseException):
-            raise untold.end from None
-        state, result = untold.end, untold.end.data
+    except FlowEndedOffline as ended:
+        if isinstance(ended.end, BaseException):
+            raise ended.end from None
+        state, result = ended.end, ended.end.data
     if state.is_cancelled():
         reached = dict(result) if isinstance(result, dict) else {}
         stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
@@ -97,14 +97,14 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
 
 
 def name_at_begin() -> str:
-    """What a flow run is called until it is known which run it is of: its log shall not begin with a name that says nothing."""
-    request = dict(flow_run.get_parameters()["request"])  # of a deployment it may be a dict still
+    """Name a flow run until its run is chosen, so that its log begins with a name people recognize."""
+    request = dict(flow_run.get_parameters()["request"])  # a deployment may give a dict
     asked = Path(request.get("file") or request["input"])
     return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def flow_run_page(identity: str, state_dir: Path) -> tuple[str | None, bool]:
-    """Address of a flow run's page, and whether it is at an embedded server, so there while one is at work or `ui` is open."""
+    """Return the address of a flow run's page, and whether its server is embedded: it then runs with a run or `ui` only."""
     return url_for("flow-run", obj_id=identity), ServerFiles(state_dir).is_used_here
 
 
@@ -117,10 +117,10 @@ def name_flow_run(name: str, tags: list[str]) -> None:
         client.update_flow_run(UUID(identity), name=name, tags=tags)
 
 
-def tell_end(attempt: Attempt) -> bool:
-    """Put the flow run of an attempt that is over into the state it ended with: SIGKILL leaves it Running for ever.
+def report_end(attempt: Attempt) -> bool:
+    """Put the flow run of a finished attempt into its final state: SIGKILL leaves it Running for ever.
 
-    Returns whether the server heard it; one that does not know the flow run is no worse for it.
+    Returns whether the server answered; True, too, if it does not know the flow run.
     """
     if attempt.prefect_flow_run_id is None:
         return True

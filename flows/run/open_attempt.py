@@ -17,7 +17,7 @@ from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import (
     Continue,
     Refuse,
-    beside,
+    avoid_busy_run,
     choose_run,
     decide,
     others_at_work,
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "is_still_its_run", "open_attempt"]
+__all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "open_attempt", "reconfirm_run"]
 
 _ENVIRONMENT = "environment.txt"
-"""What `describe_environment` says, in the run's folder and at its tracker: finding it out reads every distribution."""
+"""The text of `describe_environment`, in the run's folder and at its tracker; making it reads every distribution."""
 
 
 def open_attempt(
@@ -163,10 +163,10 @@ def begin_attempt(
     )
 
 
-def is_still_its_run(ctx: RunContext, *, fresh: bool) -> bool:
-    """Decide once more whose attempt this is, now that the rows are prepared: their key may be that of another training.
+def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:
+    """Decide again, now that the keys of the prepared rows are known; returns whether the attempt stays with its run.
 
-    If it is still this run's, as a fresh one always is, the keys that were not known are put on its record.
+    It then records the new keys; an attempt of a fresh run always stays.
     """
     keys = stage_keys(ctx.project, ctx.ledger.stage_output)
     if keys == ctx.keys:
@@ -216,7 +216,7 @@ def _repair_left(ledger: Ledger, run: Run, state_dir: Path) -> None:
 
 
 def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
-    """The run to continue; with `fresh` an unreadable one is no hindrance."""
+    """Return the run to continue; with `fresh` an unreadable one only warns."""
     try:
         return ledger.current_run(pipeline)
     except ResumeError as error:
@@ -238,9 +238,9 @@ def _chosen_run(
     spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
     others = others_at_work(ledger, loaded.spec.name, keys)
     refuse_same_training(ledger, others)
-    # With --fresh the checkpoints are not even looked at: they may be the reason for it.
+    # With --fresh the checkpoints are not read: they may be the reason for it.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
-    decision = fresh or beside(decide(ledger, current, spec["train"], keys), others)
+    decision = fresh or avoid_busy_run(decide(ledger, current, spec["train"], keys), others)
     if isinstance(decision, Refuse):
         raise refusal(decision, run_command(request.file, request.overrides, "--fresh"))
     if isinstance(decision, Continue):
@@ -326,7 +326,7 @@ def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec
             raise
         status = "interrupted" if stopped is not None else "failed"
         ended = {"status": status, "ended": utc_now(), "error": redact_text(str(error))}
-        with contextlib.suppress(OSError, ServiceError):  # what stopped the attempt is the news
+        with contextlib.suppress(OSError, ServiceError):  # the error that stopped the attempt matters more
             ledger.save_attempt(run.run, attempt.model_copy(update=ended))
             ledger.save_run(run.model_copy(update={"status": status}))
         raise
@@ -373,7 +373,7 @@ class RayOnDemand:
         return cluster.embedded
 
     def spread(self) -> ParallelMap:
-        """As `Project.spread`, on the cluster that RAY_ADDRESS names; the project is not asked, whose files are to come."""
+        """Do the work of `Project.spread` on the cluster of RAY_ADDRESS; usable before the project's files are loaded."""
         refuse_unfit_nodes(self._connected(), self.loaded.project.storage, {})
         return ray_map
 

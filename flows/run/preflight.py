@@ -54,14 +54,14 @@ FREE_AFTER_BYTES = 256 << 20
 
 
 def check_storage(storage: Storage, *, writes: bool = True) -> None:
-    """Write, list, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
+    """Write, list, read and delete a small file; check the node's cache, where rows of a remote storage go first.
 
     Args:
-        writes: without it nothing is written, and only the permissions of a local storage are looked at.
+        writes: without it nothing is written, and only the permissions of a local storage are checked.
 
     Raises:
-        PreflightError: naming the storage and what the store said, or the folder of the cache.
-        SpecError: PENSTOCK_CACHE_BYTES is no size.
+        PreflightError: naming the storage and the store's error, or the folder of the cache.
+        SpecError: PENSTOCK_CACHE_BYTES is not a size.
     """
     configured_budget()
     storage.refuse_file()
@@ -167,10 +167,10 @@ def _has_begun(project: Project) -> bool:
 
 
 def check_named(project: Project, *, lists: bool = True) -> None:
-    """Look for all that the pipeline file names: files of rows and of code, and columns.
+    """Check that all files and columns that the pipeline file names exist.
 
     Args:
-        lists: list the source files; without it only code is looked for.
+        lists: list the source files; without it only code is checked.
 
     Raises:
         SpecError, DataError: listing all that is not there, or that a step cannot take.
@@ -179,7 +179,7 @@ def check_named(project: Project, *, lists: bool = True) -> None:
 
 
 def _check_columns(project: Project) -> None:
-    """Compare the columns that the pipeline file names with those of one file, if its beginning tells which it has.
+    """Compare the columns that the pipeline file names with those of one file, if its beginning shows them.
 
     Raises:
         SpecError: listing every column that is not there, or holds text where a transform takes none.
@@ -193,7 +193,7 @@ def _check_columns(project: Project) -> None:
     facts = glance(reader, file)
     if facts is not None and facts.rows:
         columns = columns_in(data, file, facts)
-        # A stray word makes text of numbers, and looking through all files tells where it is.
+        # A stray word makes text of numbers; reading all files finds its place.
         strays = {name for name, seen in facts.mostly_numbers.items() if seen is not None and name not in data.types}
         sure = {name: pa.null() if name in strays else kind for name, kind in columns.items()}
         slices = [name for each in project.spec.evaluate.slices for name in ([each] if isinstance(each, str) else each)]

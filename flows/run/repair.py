@@ -1,4 +1,4 @@
-"""What does a process that vanished leave behind, and how is it put right in the ledger, in Prefect and at the tracker?
+"""How are the records of a vanished process repaired in the ledger, in Prefect and at the tracker?
 
 The caller holds the run's lease: an attempt that is still marked as running has no process.
 """
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import PenstockError
-from penstock.flows.run.flow_runs import tell_end
+from penstock.flows.run.flow_runs import report_end
 from penstock.tasks.records.ledger import Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import RunStatus
 
-__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run", "tell_tracker"]
+__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run", "update_tracker"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -33,7 +33,7 @@ TRACKED_STATUS: dict[Status, RunStatus] = {
 
 
 def close_attempts(ledger: Ledger, run: Run) -> Status | None:
-    """Mark attempts without a process as ended, and tell Prefect of all ends it missed. Returns how the last of them ended.
+    """Mark attempts without a process as ended, and report to Prefect all ends it missed. Returns how the last of them ended.
 
     Args:
         run: as it is in the ledger.
@@ -41,15 +41,15 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
     ended: Status | None = None
     for attempt in ledger.attempts(run.run):
         if attempt.status != "running":
-            if attempt.prefect_missed_end and tell_end(attempt):
+            if attempt.prefect_missed_end and report_end(attempt):
                 ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
             continue
-        # The run's record comes first at the end of an attempt, so it may know better; or it still tells of an earlier one.
+        # The run's record comes first at the end of an attempt, so it may know better; or it is still of an earlier one.
         knows = run.status != "running" and run.result.get("attempt") == attempt.number
         ended = run.status if knows else "killed"
         attempt = attempt.model_copy(update={"status": ended, "ended": utc_now(), "prefect_missed_end": True})
         ledger.save_attempt(run.run, attempt)
-        if tell_end(attempt):
+        if report_end(attempt):
             ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
     return ended
 
@@ -57,7 +57,7 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
 def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
     """Close a run that no process works on, and send its tracker what it missed. Returns whether anything was to repair.
 
-    Where the package that adds the tracker is not installed any more, a warning says so; the ledger is put right all the same.
+    If the package that adds the tracker is gone, it warns; the ledger is repaired all the same.
     """
     ended = close_attempts(ledger, run)
     if ended is None:
@@ -65,11 +65,11 @@ def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
     if run.status != ended:
         run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
-    tell_tracker(ledger, run, state_dir)
+    update_tracker(ledger, run, state_dir)
     return True
 
 
-def tell_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str, str] | None = None) -> None:
+def update_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str, str] | None = None) -> None:
     """Send a run's tracker what it missed of a run that no process works on, and `tags`."""
     if run.tracker not in run.tracking_runs:
         return

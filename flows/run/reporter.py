@@ -1,4 +1,4 @@
-"""How does a run tell a person how it is going? Progress bars on a terminal, plain lines elsewhere; always on stderr."""
+"""How is the progress of a run shown to a person? Progress bars on a terminal, plain lines elsewhere; always on stderr."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlainReporter:
     def progress(self, stage: str) -> Progress:
         """A progress callable that prints at most every few seconds."""
 
-        def tell(done: float, total: float | None, unit: str, note: str = "") -> None:
+        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
             now = time.monotonic()
             if now - self._last.get(stage, 0.0) < LINE_EVERY_S:
                 return
@@ -63,7 +63,7 @@ class PlainReporter:
             of = f" of {total:,.0f}" if total else ""
             self.say(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
 
-        return tell
+        return update
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -106,7 +106,7 @@ class TerminalReporter:
         self._started = time.monotonic()
         self._bar.start()
 
-        def tell(done: float, total: float | None, unit: str, note: str = "") -> None:
+        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
             if self._bar is None or self._task is None:
                 return
             rate = done / max(time.monotonic() - self._started, 1e-6)
@@ -115,7 +115,7 @@ class TerminalReporter:
                 self._task, completed=done, total=total, amount=f"{done:,.0f}{of} {unit}", note=note or f"{rate:,.0f} {unit}/s"
             )
 
-        return tell
+        return update
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

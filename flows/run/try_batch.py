@@ -67,8 +67,8 @@ def try_one_batch(
     Args:
         snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
-        for_sweep: `tune.metric` must be one that a validation measures, as far as one batch tells.
-        say: hears what is waited for there, and what user code prints.
+        for_sweep: `tune.metric` must be one that a validation measures, as far as one batch shows.
+        say: called with a line for each wait there, and for each line that user code prints.
 
     Returns:
         `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
@@ -142,7 +142,7 @@ def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile]
 
 def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest, list[str]]:
     spec = project.spec
-    # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
+    # As Parquet the sample keeps the types it was read with, whatever the source's format.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
     listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
     any_number = QuarantineSpec(max_fraction=1.0)  # of a few rows one bad one is many
@@ -210,7 +210,7 @@ def _try_framework(
 
 
 def _refuse_unmeasured(project: Project, there: list[str]) -> None:
-    """A sweep's trials would be trained before this is found out."""
+    """Raise SpecError before a sweep trains trials whose metric is missing."""
     tune = project.spec.tune
     if tune is not None and tune.metric not in there:
         raise SpecError(
@@ -219,7 +219,7 @@ def _refuse_unmeasured(project: Project, there: list[str]) -> None:
 
 
 def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
-    """Which weights of `train.start_from` the model takes; None where the framework does not tell its own."""
+    """Describe the weights of `train.start_from` that the model takes; None if the framework hides its own."""
     if tried.weights is None:
         return None
     from penstock.training.checkpoint.matching import read_weights, told_of_matching  # most do without
@@ -234,7 +234,7 @@ def _try_batch(framework: str, *arguments: Any) -> TriedBatch:
 
 @contextmanager
 def _exits_raise() -> Iterator[None]:
-    """Let user code that would end this process without a word, and `check` with its exit code, be an error of its own."""
+    """Turn an `os._exit` of user code, which would end `check` silently, into an error."""
     exits, here = os._exit, os.getpid()
 
     def raises(status: int) -> NoReturn:

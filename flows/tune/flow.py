@@ -20,7 +20,7 @@ from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold, flow_result, name_at_begin, remember_end
+from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
 from penstock.flows.run.preflight import Preflight, check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
@@ -101,7 +101,7 @@ def tune(request: TuneRequest) -> State[Any]:
         data = {**result, "url": ended["url"], "warnings": ended["warnings"]}
         state: State[Any] = Completed(message=f"sweep {ctx.run.run}", data=data)
         if ctx.attempt.prefect_missed_end:
-            raise EndedUntold(state)
+            raise FlowEndedOffline(state)
         return remember_end(state)
 
 

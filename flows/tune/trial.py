@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.open_attempt import begin_attempt, introduce
-from penstock.flows.run.repair import close_attempts, tell_tracker
+from penstock.flows.run.repair import close_attempts, update_tracker
 from penstock.flows.tune.space import load_trial
 from penstock.flows.tune.sweep import Sweep
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -189,5 +189,5 @@ def close_stopped(sweep: Sweep, trial: Trial) -> Trial:
         close_attempts(ledger, run)
         run = run.model_copy(update={"status": "partial"})
         ledger.save_run(run)
-        tell_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{sweep.title(trial)}: {trial.note}"})
+        update_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{sweep.title(trial)}: {trial.note}"})
     return sweep.end_early(trial.number, run.tracking_runs.get(run.tracker) if run is not None else None)

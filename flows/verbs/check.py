@@ -78,7 +78,7 @@ def _check_the_rest(
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
-    say(f"one batch  ok   {counted(batch['rows'], 'row')}, {_said_of_model(batch, snapshot.rows)}")
+    say(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
     if begins_with := batch.get("begins_with"):
         say(f"start      ok   {begins_with}")
     for warning in warnings:
@@ -87,20 +87,20 @@ def _check_the_rest(
     return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
 
 
-def _said_of_model(batch: dict[str, Any], rows: int) -> str:
+def _describe_model(batch: dict[str, Any], rows: int) -> str:
     """The loss and the number of parameters, and why a run may have more."""
     if not batch["parameters"] and batch["loss"] is None:
         return "prepared; a loop itself is tried by training alone"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
-    said = f"{loss}, {counted(batch['parameters'], 'parameter')}"
+    described = f"{loss}, {counted(batch['parameters'], 'parameter')}"
     if not batch["sized_by_sample"]:
-        return said
+        return described
     sizing = " and ".join(dict.fromkeys(batch["sized_by_sample"]))
-    return f"{said} by a sample of {batch['sample_rows']:,} rows; {sizing} may find more categories in all {rows:,}"
+    return f"{described} by a sample of {batch['sample_rows']:,} rows; {sizing} may find more categories in all {rows:,}"
 
 
 def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:
-    """With `last_batch: drop`, fewer rows than a batch are no step at all; held-out rows may leave still fewer."""
+    """Refuse `last_batch: drop` with fewer rows than one batch: no step would be made."""
     train, counts = project.spec.train, [file.rows for file in snapshot.files if file.location == "train"]
     if train.last_batch != "drop" or None in counts or project.spec.shuffle.sample is not None:
         return

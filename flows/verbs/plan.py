@@ -13,7 +13,7 @@ from penstock.flows.run.decisions import (
     Continue,
     NewRun,
     Refuse,
-    beside,
+    avoid_busy_run,
     decide,
     others_at_work,
     past_of,
@@ -54,11 +54,13 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
     try:
         keys = stage_keys(project, ledger.stage_output)
     except (SpecError, DataError):
-        check_named(project)  # which tells of all that is missing
+        check_named(project)  # reports everything that is missing
         raise
     current = ledger.current_run(loaded.spec.name)
     others = others_at_work(ledger, loaded.spec.name, keys)
-    decision = beside(decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys), others)
+    decision = avoid_busy_run(
+        decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys), others
+    )
     continued = decision.run if isinstance(decision, Continue) else None
     reached = past_of(ledger, continued).reached if continued is not None else None
     stages: list[dict[str, Any]] = []
@@ -115,7 +117,7 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
     if mixing is not None:
         console.print(
-            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window tells as much as "
+            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window is worth "
             f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle",
             markup=False,
             soft_wrap=True,
@@ -168,7 +170,7 @@ def _plan_stage(
         return {**entry, "because": [doubt]}, {}
     old = current.keys.get(stage.name) if current else None
     inputs = old.inputs if old else {}
-    if not key.key:  # the rows are not known, so nothing is said of them
+    if not key.key:  # the rows are not known yet
         inputs = {name: value for name, value in inputs.items() if not name.startswith("rows.")}
     because = changed_inputs(inputs, key.inputs) if old else ["never run"]
     above = BEFORE_TRAINING if stage.name == "train" else [n.removeprefix("key.") for n in key.inputs if n.startswith("key.")]

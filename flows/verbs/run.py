@@ -30,10 +30,10 @@ from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["interrupts_once_stopped", "load_ahead", "run", "run_loaded"]
+__all__ = ["load_ahead", "raise_interrupted_on_stop", "run", "run_loaded"]
 
 _STOP_LOOKS_S = 0.3
-"""What ends sooner after a signal needs no line."""
+"""A stop that completes sooner is not announced."""
 
 
 def run(
@@ -76,7 +76,7 @@ def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = N
     ahead = load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
 
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
@@ -88,7 +88,7 @@ def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = N
 
 
 def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
-    """Keep a program's rows in the storage: the settings that read them from there."""
+    """Keep a program's rows in the storage; returns the settings that read them from there."""
     unknown = sorted(map(str, data.keys() - {*SPLITS}))
     if unknown or "train" not in data:
         raise SpecError(
@@ -104,20 +104,20 @@ def _check_stage(until: str | None) -> None:
     if until is not None and until not in STAGES:
         close = difflib.get_close_matches(until, STAGES, 1)
         raise SpecError(
-            f"until={until!r} is no stage" + (f"; did you mean {close[0]!r}?" if close else ""),
+            f"until={until!r} is not a stage" + (f"; did you mean {close[0]!r}?" if close else ""),
             next_step=f"use one of {', '.join(STAGES)}",
         )
 
 
 @contextlib.contextmanager
-def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
-    """Prefect and Ray make errors of their own of a stop that is raised inside them, and take their time to end.
+def raise_interrupted_on_stop(stopping: StopRequest) -> Iterator[None]:
+    """Raise the stop itself where Prefect or Ray turns it into an error of its own, and announce a stop that takes long.
 
     Raises:
         Interrupted: in place of any other error, once a stop was asked for.
     """
     over = threading.Event()
-    threading.Thread(target=_tell_that_it_stops, args=(stopping, over), daemon=True).start()
+    threading.Thread(target=_announce_stop, args=(stopping, over), daemon=True).start()
     try:
         yield
     except Exception as error:  # of any class, for that very reason; without a stop it is raised as it was
@@ -128,8 +128,8 @@ def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
         over.set()
 
 
-def _tell_that_it_stops(stopping: StopRequest, over: threading.Event) -> None:
-    """Print a line once a signal has come, unless the block is over by then or its work says so itself."""
+def _announce_stop(stopping: StopRequest, over: threading.Event) -> None:
+    """Print a line after a signal, unless the block is over by then or its work prints one itself."""
     while not over.wait(_STOP_LOOKS_S):
         if stopping.received:
             if not stopping.graceful:
@@ -152,11 +152,11 @@ def _call_flow(
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
-    """Whether an embedded Ray will most likely be needed: there is work, as far as one look at a local storage tells."""
+    """Whether an embedded Ray will most likely be needed: a local storage shows unfinished work."""
     spec = loaded.spec
     if ray_address() or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
         return False
-    with contextlib.suppress(OSError, PenstockError):  # the flow looks again, and tells
+    with contextlib.suppress(OSError, PenstockError):  # the flow meets it again, and reports it
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
         return fresh or current is None or current.status != "done"
     return False
@@ -180,7 +180,7 @@ def load_ahead(loaded: LoadedSpec) -> threading.Thread:
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:
-    """Say at once what the flow would find out a server's start later; the flow looks again, and takes the lease."""
+    """Refuse before a server starts what the flow would refuse later; the flow checks again, and takes the lease."""
     if is_local(loaded.spec.storage) and holders_of_runs(storage := Storage(loaded.spec.storage), loaded.spec.name):
         ledger = Ledger(storage)
         keys = stage_keys(loaded.project, ledger.stage_output)

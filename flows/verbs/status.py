@@ -1,4 +1,4 @@
-"""Which runs does a storage know, and is what Prefect and the tracker say about them true? Repairs what kills left behind."""
+"""Which runs does a storage hold? Repairs their records in Prefect and at the tracker after kills."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage,
         PreflightError: a package that `file` names is missing, and its storage cannot be read off without it.
     """
     if file is not None:
-        return _state_said_in(file, overrides)
+        return _state_of_file(file, overrides)
     if Path("pipeline.yaml").is_file():
-        return *_state_said_in(Path("pipeline.yaml"), overrides)[:2], None
+        return *_state_of_file(Path("pipeline.yaml"), overrides)[:2], None
     if not Path(".penstock").is_dir():
         raise SpecError(
             "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
@@ -42,8 +42,8 @@ def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage,
     return Storage(".penstock"), Path(".penstock").resolve(), None
 
 
-def _state_said_in(file: Path, overrides: Sequence[str]) -> tuple[Storage, Path, str]:
-    """Of a file that does not hold, too: what has run is no less there where a package that it names is missing."""
+def _state_of_file(file: Path, overrides: Sequence[str]) -> tuple[Storage, Path, str]:
+    """Works for an invalid file, too: past runs exist even if a package it names is missing."""
     try:
         loaded = load_spec(file, overrides)
     except (PreflightError, SpecError) as error:
@@ -64,10 +64,10 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     suspects = [run for run in runs if any(map(_is_open, ledger.attempts(run.run)))]
     leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
     holders = {lease: current_holder(storage, lease) for lease in leases}
-    repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
+    repaired, reported = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
     sweeps = sweeps_among(ledger, (ledger.load_run(run.run) or run for run in runs if run.sweep == run.run))
     shown = [_describe(ledger, run, holders.get(lease_of(run))) | sweeps.get(run.run, {}) for run in runs]
-    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
+    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "reported": reported}
 
 
 def sweeps_among(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
@@ -99,8 +99,8 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             console.print(f"    {line}", markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
-    for run_id in result["told"]:
-        console.print(f"told: Prefect's server is back, and has heard how {run_id} ended", markup=False, soft_wrap=True)
+    for run_id in result["reported"]:
+        console.print(f"reported to Prefect's server, which is back: how {run_id} ended", markup=False, soft_wrap=True)
 
 
 def _why(run: dict[str, Any]) -> list[str]:
@@ -110,7 +110,7 @@ def _why(run: dict[str, Any]) -> list[str]:
 
 
 def _how(run: dict[str, Any]) -> str:
-    """The status; `partial` says little of a trial, which has no later stages."""
+    """Return the status in words; a trial has no later stages, so `partial` would mislead."""
     trial = run["trial"]
     if trial is None:
         return str(run["status"])
@@ -175,12 +175,12 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[
     """Close runs that no process works on. Nothing happens while Prefect's server is away.
 
     Returns:
-        (repaired, told): those that were marked as running, and those of whose end Prefect hears only now.
+        (repaired, reported): runs that were marked as running, and runs whose end Prefect gets only now.
     """
     repaired: list[str] = []
-    told: list[str] = []
+    reported: list[str] = []
     if not suspects:
-        return repaired, told
+        return repaired, reported
     with _warning_of(ServiceError), prefect_api(state_dir):
         from penstock.flows.run.repair import repair_run
 
@@ -194,10 +194,10 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[
                 if now is not None and repair_run(ledger, now, state_dir):
                     repaired.append(run.run)
                 elif missed and not _missed(ledger, run):
-                    told.append(run.run)
-    return repaired, told
+                    reported.append(run.run)
+    return repaired, reported
 
 
 def _missed(ledger: Ledger, run: Run) -> bool:
-    """Whether Prefect has not heard how an attempt ended."""
+    """Whether Prefect lacks the end of an attempt."""
     return any(attempt.prefect_missed_end for attempt in ledger.attempts(run.run))

@@ -11,7 +11,7 @@ from penstock.flows.run.preflight import Preflight
 from penstock.flows.servers.services import prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.folds import with_folds
-from penstock.flows.verbs.run import interrupts_once_stopped, load_ahead
+from penstock.flows.verbs.run import load_ahead, raise_interrupted_on_stop
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
@@ -42,7 +42,7 @@ def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False
     load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from penstock.flows.run.flow_runs import flow_result
         from penstock.flows.tune.flow import TuneRequest

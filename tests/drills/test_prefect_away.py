@@ -73,14 +73,14 @@ def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, lone: di
     result = command.finish()
     assert result["weights_digest"] == lone["weights_digest"] and result["metrics"] == lone["metrics"]
     assert "Traceback" not in command.said and "Error logging" not in command.said
-    assert command.said.count("Prefect server is away: it was not told how this attempt ended") == 1
+    assert command.said.count("Prefect server is away and lacks the end of this attempt") == 1
 
     away = Command("status", str(file), "--json", environment={"PREFECT_API_URL": server.url})
     assert away.finish()["runs"][0]["status"] == "done" and "not repaired" in away.said
     with server_of_the_user(tmp_path / "server") as again:
         assert again.url == server.url
         told = Command("status", str(file), "--json", environment={"PREFECT_API_URL": server.url})
-        assert told.finish()["told"] == [result["run"]]
+        assert told.finish()["reported"] == [result["run"]]
         (flow_run,) = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
         assert flow_run["state_type"] == "COMPLETED"
 

@@ -106,7 +106,7 @@ def _perform_stages(ctx: RunContext, request: RunRequest, meanwhile: Callable[[s
     opening.introduce(ctx)
     for stage in ALL_STAGES:
         meanwhile(stage.name)
-        if stage.name == "train" and not opening.is_still_its_run(ctx, fresh=False):
+        if stage.name == "train" and not opening.reconfirm_run(ctx, fresh=False):
             return False
         perform(stage, ctx)
         if stage.name == request.until:

@@ -60,7 +60,7 @@ def test_values_that_cannot_be_meant_are_refused_before_any_work(
     [
         (errno.ENOSPC, "make room (df -h shows the full disk)"),
         (errno.EROFS, "make it readable and writable"),
-        (errno.ESTALE, "look at the disk or the mount it lies on"),
+        (errno.ESTALE, "check the disk or the mount it lies on"),
         (errno.EMFILE, "allow more open files (ulimit -n)"),
     ],
     ids=["full", "read-only", "server gone", "files"],
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00bad")
     done = penstock("check", str(file))
     assert done.returncode == 2
-    assert f"{file} is no UTF-8 text" in done.stderr and "Traceback" not in done.stderr
+    assert f"{file} is not UTF-8 text" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_every_error_that_a_person_can_mend_ends_with_a_next_step(tmp_path: Path) -> None:

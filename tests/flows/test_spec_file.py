@@ -178,7 +178,7 @@ def test_a_missing_key_is_named_where_it_would_stand(tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_is_an_error(tmp_path: Path) -> None:
     for options in ((), ("train.epochs=3",)):  # an option has no part in it
         (found,) = problems_of(write(tmp_path, GOOD + "name: again\n"), *options)
-        assert found.startswith("pipeline.yaml:") and "name: the key stands twice" in found
+        assert found.startswith("pipeline.yaml:") and "name: the key is there twice" in found
 
 
 def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_e
         "asyncio.run(main())"
     )
     done = subprocess.run([sys.executable, "-c", script, str(file), str(part)], capture_output=True, text=True, timeout=300)
-    refused = ["until='raed' is no stage; did you mean 'read'?", "DataError"]
+    refused = ["until='raed' is not a stage; did you mean 'read'?", "DataError"]
     assert done.stdout.splitlines() == ["partial", *refused, "ran", "reused"], done.stderr
     assert "never awaited" not in done.stderr
 

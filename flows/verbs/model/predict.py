@@ -13,7 +13,7 @@ from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec, option_values
-from penstock.flows.verbs.run import interrupts_once_stopped
+from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import url_problem
 from penstock.stores import is_local
@@ -53,7 +53,7 @@ def predict(
     print(f"{model}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     state_dir = Path(request.state_dir)
-    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(state_dir, stopping.check):
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir, stopping.check):
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from penstock.flows.predict.flow import predict as predict_flow
         from penstock.flows.run.flow_runs import flow_result

@@ -19,7 +19,7 @@ from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.verbs.probe.hints import ADVICE, hints
 from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
-from penstock.flows.verbs.run import interrupts_once_stopped
+from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.lease import current_holder, hold_lease
 from penstock.machine.process import ProcessIdentity
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -58,7 +58,7 @@ def probe_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, 
         _ = preflight.machine
     reporter, stopping = make_reporter(), StopRequest()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(interrupts_once_stopped(stopping))
+        stack.enter_context(raise_interrupted_on_stop(stopping))
         stack.enter_context(stopping_on_signals(stopping))
         need_ray = RayOnDemand(loaded, reporter, stopping, stack)
         ctx = _context(loaded, reporter, stopping, need_ray)

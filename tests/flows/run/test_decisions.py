@@ -129,7 +129,7 @@ def test_other_weights_under_the_name_that_a_training_began_with_are_another_tra
     spec, before, after = train(start_from="models:/m@champion"), {"start_from": "1" * 32}, {"start_from": "2" * 32}
     assert isinstance(decide(run(status, spec, train=before), spec, train=before), Continue)
     decision = decide(run(status, spec, train=before), spec, train=after)
-    assert isinstance(decision, then) and "train.start_from stands for other weights: 11111111 -> 22222222" in str(decision)
+    assert isinstance(decision, then) and "train.start_from names other weights: 11111111 -> 22222222" in str(decision)
 
 
 def test_after_the_end_a_warn_change_with_more_epochs_goes_on() -> None:

@@ -19,7 +19,7 @@ from prefect.states import Completed
 
 from penstock.errors import DataError, ServiceError
 from penstock.flows.run.cancel_watch import _is_cancelled
-from penstock.flows.run.flow_runs import flow_result, name_flow_run, remember_end, tell_end
+from penstock.flows.run.flow_runs import flow_result, name_flow_run, remember_end, report_end
 from penstock.machine.process import ProcessIdentity
 from penstock.tasks import prefect_away, stage
 from penstock.tasks.context import StageOutcome
@@ -126,7 +126,7 @@ def test_no_answer_of_prefects_server_ends_a_run(
     ask(lambda: name_flow_run("name", ["tag"]))
     with get_client(sync_client=True) as client:
         assert ask(lambda: _is_cancelled(client, identity)) is False
-    assert ask(lambda: tell_end(ended)) == (answer == "404"), "else it is sent again, unless it does not know the flow run"
+    assert ask(lambda: report_end(ended)) == (answer == "404"), "else it is sent again, unless it does not know the flow run"
     ask(lambda: stage._publish(ctx, StageOutcome("read", "k", "ran", 1.0, {}, (), (), "")))
     assert [line.startswith("read: no Prefect artifact: ") for line in told] == [True] * (
         answer != "something else" or not greets

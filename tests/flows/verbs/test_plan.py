@@ -47,7 +47,7 @@ def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[st
     assert shuffle["mixing"] == {"batch_rows": 64, "like_rows": like_rows, "rows_known": False}
     said = io.StringIO()
     show_plan(plan, Console(file=said, width=120))
-    expected = f"a batch of 64 out of a window tells as much as at least about {shuffle['mixing']['like_rows']:.0f} rows"
+    expected = f"a batch of 64 out of a window is worth at least about {shuffle['mixing']['like_rows']:.0f} rows"
     assert expected in said.getvalue()
 
 

@@ -29,7 +29,7 @@ from tests.drills.project import make_project
 
 def test_a_signal_that_meets_no_training_is_answered_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     stopping, said, deadline = StopRequest(), "", time.monotonic() + 120
-    with pytest.raises(Interrupted), run.interrupts_once_stopped(stopping):
+    with pytest.raises(Interrupted), run.raise_interrupted_on_stop(stopping):
         stopping.received.append(signal.SIGINT)
         stopping.stop.set()
         while not said and time.monotonic() < deadline:
@@ -43,7 +43,7 @@ def test_a_training_that_is_stopped_says_so_itself(capsys: pytest.CaptureFixture
     stopping = StopRequest()
     stopping.graceful = True
     stopping.received.append(signal.SIGINT)
-    run._tell_that_it_stops(stopping, threading.Event())
+    run._announce_stop(stopping, threading.Event())
     assert not capsys.readouterr().err
 
 

@@ -104,7 +104,7 @@ def test_a_failed_run_says_why_and_what_to_do_next(tmp_path: Path) -> None:
     ledger.save_attempt(run.run, failed)
     said = io.StringIO()
     described = _describe(ledger, run, None)
-    show_status({"storage": "s", "runs": [described], "repaired": [], "told": []}, Console(file=said, width=80))
+    show_status({"storage": "s", "runs": [described], "repaired": [], "reported": []}, Console(file=said, width=80))
     assert said.getvalue().splitlines() == [
         f"{run.run}  failed  1 attempt",
         "    1 of 4 source files cannot be used",

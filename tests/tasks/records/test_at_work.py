@@ -12,7 +12,7 @@ import pytest
 
 from penstock import lease as lease_module
 from penstock.errors import LeaseHeldError, ServiceError
-from penstock.flows.run.decisions import Continue, NewRun, Refuse, beside, others_at_work, refuse_same_training
+from penstock.flows.run.decisions import Continue, NewRun, Refuse, avoid_busy_run, others_at_work, refuse_same_training
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run, holders_of_runs
@@ -48,9 +48,9 @@ def test_another_training_begins_beside_a_run_at_work_and_the_same_one_is_refuse
         assert others == {"a": ["train.epochs: 3 -> 7"], "b": ["train.epochs: 5 -> 7"]}
         refuse_same_training(ledger, others)
         for decision in (Continue(second), Refuse(second, ("train.epochs",))):
-            assert beside(decision, others) == NewRun("another process works on run b, where train.epochs: 5 -> 7")
+            assert avoid_busy_run(decision, others) == NewRun("another process works on run b, where train.epochs: 5 -> 7")
     assert others_at_work(ledger, "p", keys(7, rows)) == {}
-    assert beside(Continue(second), {}) == Continue(second)
+    assert avoid_busy_run(Continue(second), {}) == Continue(second)
 
 
 def test_whoever_chooses_a_run_is_waited_for_and_the_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
