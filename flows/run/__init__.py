@@ -1,5 +1,5 @@
-"""What does a run need around its stages: decisions, checks before anything is spent, repair, and words for people?
+"""What happens around the stages of a run? It is chosen, and its records here, in Prefect and at the tracker are kept true.
 
-Public: `open_attempt` and `close_attempt` (what comes before and after the stages), `decisions`, `preflight`, `repair`,
-`reporter`, `request` (what a flow run is asked to do), `flow_runs` (Prefect's record of an attempt), `retention`.
+Public: `open_attempt` and `close_attempt` (before and after the stages), `decisions`, `repair`, `reporter`, `request` (the
+run that a flow is asked for), `flow_runs` (Prefect's record of an attempt), `retention`.
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PreflightError
-from penstock.flows.run.cpus import workers_refused
+from penstock.flows.preflight.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of

@@ -12,8 +12,10 @@ import yaml
 from prefect.runtime import flow_run
 
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
+from penstock.flows.preflight.checks import Preflight, check_recipe, check_room
+from penstock.flows.preflight.cpus import cpus_needed
+from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.run.cluster import check_cluster, refuse_unfit_nodes
-from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import (
     Continue,
     Refuse,
@@ -26,10 +28,8 @@ from penstock.flows.run.decisions import (
 )
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
-from penstock.flows.run.preflight import Preflight, check_recipe, check_room
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
-from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field, PrivateAttr
 
-from penstock.flows.run.preflight import Preflight
+from penstock.flows.preflight.checks import Preflight
 from penstock.flows.spec_file import load_spec
 from penstock.tasks.stages import StageName
 

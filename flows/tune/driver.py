@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
-from penstock.flows.run.cpus import held_by_workers, workers_refused
+from penstock.flows.preflight.cpus import held_by_workers, workers_refused
 from penstock.flows.tune.summary import short
 from penstock.flows.tune.sweep import Sweep
 from penstock.flows.tune.trial import close_stopped, perform_trial

@@ -18,11 +18,11 @@ from pydantic import BaseModel, Field
 from penstock.digest import digest_of
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
+from penstock.flows.preflight.checks import Preflight, check_storage, machine_cpus
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
-from penstock.flows.run.preflight import Preflight, check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address

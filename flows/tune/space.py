@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.flows.run.preflight import check_recipe
+from penstock.flows.preflight.checks import check_recipe
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.messages import counted
 from penstock.tasks.tune.search import check_library

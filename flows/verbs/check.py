@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from penstock.flows.run.cluster import check_cluster
-from penstock.flows.run.preflight import (
+from penstock.flows.preflight.checks import (
     Preflight,
     check_named,
     check_recipe,
     check_room,
 )
-from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.preflight.try_batch import try_one_batch
+from penstock.flows.run.cluster import check_cluster
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec

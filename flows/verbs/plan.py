@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import DataError, PenstockError, SpecError
+from penstock.flows.preflight.checks import Preflight, check_named, check_storage
 from penstock.flows.run.decisions import (
     Continue,
     NewRun,
@@ -20,7 +21,6 @@ from penstock.flows.run.decisions import (
     refusal,
     refuse_same_training,
 )
-from penstock.flows.run.preflight import Preflight, check_named, check_storage
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs

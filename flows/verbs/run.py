@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import Interrupted, PenstockError, SpecError
-from penstock.flows.run.cpus import cpus_needed
+from penstock.flows.preflight.checks import Preflight
+from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
-from penstock.flows.run.preflight import Preflight
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.preflight import Preflight
+from penstock.flows.preflight.checks import Preflight
 from penstock.flows.servers.services import prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.folds import with_folds

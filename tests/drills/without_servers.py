@@ -17,9 +17,9 @@ import torch
 
 from penstock import lease
 from penstock.errors import PenstockError, TrainingError
+from penstock.flows.preflight.checks import check_storage
 from penstock.flows.run import close_attempt as closing
 from penstock.flows.run import open_attempt as opening
-from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.run.request import RunRequest
 from penstock.ingest.ray_tasks import local_map

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from penstock.errors import DataError
-from penstock.flows.run.cpus import cpus_needed, workers_refused
+from penstock.flows.preflight.cpus import cpus_needed, workers_refused
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+from penstock.flows.preflight.checks import Preflight, check_recipe
 from penstock.flows.run.open_attempt import RayOnDemand
-from penstock.flows.run.preflight import Preflight, check_recipe
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off

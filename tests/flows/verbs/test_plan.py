@@ -64,7 +64,7 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
             plan_pipeline(load_spec(file, [override]))
         assert [stage["action"] for stage in refused.value.result["stages"]] == ["run"] * 7
     with monkeypatch.context() as unwritable, pytest.raises(PreflightError, match="cannot be written: ") as refused:
-        unwritable.setattr("penstock.flows.run.preflight.os.access", lambda _path, _mode: False)
+        unwritable.setattr("penstock.flows.preflight.checks.os.access", lambda _path, _mode: False)
         plan_pipeline(load_spec(file))
     assert len(refused.value.result["stages"]) == 7
     assert not (file.parent / ".penstock").exists(), "a plan writes nothing"

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import DataError, Interrupted, PreflightError, SpecError
 from penstock.flows import cli
-from penstock.flows.run.preflight import Preflight
+from penstock.flows.preflight.checks import Preflight
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
 from penstock.flows.verbs.check import check_pipeline

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from penstock.errors import SpecError, TrainingError
-from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
 from penstock.training.checkpoint.journal import read_journal

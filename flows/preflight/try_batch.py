@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError, Interrupted, PenstockError, SpecError
-from penstock.flows.run.preflight import file_with_rows
+from penstock.flows.preflight.checks import file_with_rows
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.files.listing import SourceFile, list_source

@@ -12,10 +12,17 @@ import pytest
 
 from penstock.errors import PreflightError, SpecError
 from penstock.flows.pipeline import pipeline
+from penstock.flows.preflight.checks import (
+    FREE_AFTER_BYTES,
+    Preflight,
+    check_machine,
+    check_resources,
+    check_room,
+    check_storage,
+)
+from penstock.flows.preflight.cpus import cpus_needed, workers_refused
 from penstock.flows.run import cluster
 from penstock.flows.run.cluster import check_cluster
-from penstock.flows.run.cpus import cpus_needed, workers_refused
-from penstock.flows.run.preflight import FREE_AFTER_BYTES, Preflight, check_machine, check_resources, check_room, check_storage
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.nodes import NodeNeeds, NodeTrouble, what_is_missing
 from penstock.flows.servers.ray_local import RayCluster
@@ -76,7 +83,7 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest
     class Usage:
         free = 1000
 
-    monkeypatch.setattr("penstock.flows.run.preflight.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.flows.preflight.checks.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
         check_resources(project(tmp_path))
     with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take 0 MB for the weights"):
@@ -89,7 +96,7 @@ def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch
     class Usage:
         free = FREE_AFTER_BYTES + 10
 
-    monkeypatch.setattr("penstock.flows.run.preflight.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.flows.preflight.checks.shutil.disk_usage", lambda _path: Usage)
     started = project(tmp_path)
     with pytest.raises(PreflightError, match="must stay free"):
         check_resources(started)
@@ -112,7 +119,7 @@ def test_files_beside_the_source_that_are_not_read_are_a_warning(tmp_path: Path)
 def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.flows.run.preflight.os.sched_getaffinity", lambda _pid: range(4))
+    monkeypatch.setattr("penstock.flows.preflight.checks.os.sched_getaffinity", lambda _pid: range(4))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
     with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):

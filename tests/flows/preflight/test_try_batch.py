@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import DataError, SpecError, TrainingError
-from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.check import _said_of_model, check_pipeline
 from penstock.flows.verbs.init import create_project

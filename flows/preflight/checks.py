@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.run.cpus import gpus_refused, held_by_workers
+from penstock.flows.preflight.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.files.listing import SourceFile
