@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.errors import DataError, SpecError, TrainingError
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.check import _said_of_model, check_pipeline
+from penstock.flows.verbs.check import _describe_model, check_pipeline
 from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.training.spec import TrainSpec
@@ -82,7 +82,7 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
 def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> None:
     file = project(tmp_path).base_dir / "pipeline.yaml"
     with pytest.raises(SpecError, match=r"code\.files: 'words/\*\*' matches no file in"):
-        check_pipeline(file, ["code.files=['*.txt', 'words/**']"], print)
+        check_pipeline(load_spec(file, ["code.files=['*.txt', 'words/**']"]), print)
 
 
 def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
     check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
     assert "one batch  ok   2 rows, prepared; a loop itself is tried by training alone" in said
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
-    assert _said_of_model(without_parameters, 2) == "loss 0.5, 0 parameters"
+    assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 
 
 def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
