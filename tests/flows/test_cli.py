@@ -71,7 +71,7 @@ def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, adv
     assert told.value.next_step == f"{advice}, and run the same command again"
 
 
-def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it() -> None:
+def test_help_of_file_arguments_names_kind_and_default() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     helps = {(name, param.name): param.help for name, command in commands.items() for param in command.params}
     assert not [where for where, text in helps.items() if not text]
@@ -141,7 +141,7 @@ def test_a_closed_stream_is_no_reason_to_fail(tmp_path: Path, closed: str) -> No
     assert done.stdout == "" if ">&-" in closed.split() else json.loads(done.stdout)["status"] == "done"
 
 
-def test_where_nobody_reads_on_the_work_is_done_and_nothing_is_said(tmp_path: Path) -> None:
+def test_closed_stdout_does_not_stop_the_work(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "penstock", "init", "p"]
@@ -223,7 +223,7 @@ def test_where_to_look_is_said_at_the_end_and_never_cut(
 @pytest.mark.parametrize(
     ("verb", "code", "says"), [("plan", 0, "new run"), ("check", 0, "one batch  ok"), ("run", 2, "column 'nothing'")]
 )
-def test_a_command_without_a_file_takes_the_pipeline_of_this_folder(
+def test_command_without_file_takes_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int, says: str
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

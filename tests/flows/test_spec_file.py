@@ -92,7 +92,7 @@ def test_a_store_of_another_form_is_told_in_words(tmp_path: Path) -> None:
     assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials" in prefix
 
 
-def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
+def test_wrong_split_rule_gives_one_problem(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
     found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
@@ -126,7 +126,7 @@ def test_a_mode_that_takes_the_worst_for_the_best_is_refused(tmp_path: Path, met
     assert load_spec(write(tmp_path, GOOD), ["train.checkpoint.best={metric: val/users_own, mode: min}"])
 
 
-def test_what_a_set_option_breaks_in_a_section_of_the_file_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
     space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
     assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
@@ -233,7 +233,7 @@ def test_a_column_may_be_called_what_a_secret_is_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["alias=latest", "alias=V2", "alias=a/b", "name=a:b", "name=' '", "name=v1.2"])
-def test_what_mlflow_would_refuse_after_training_is_refused_at_once(tmp_path: Path, override: str) -> None:
+def test_model_name_that_mlflow_refuses_is_refused_at_load(tmp_path: Path, override: str) -> None:
     (problem,) = problems_of(write(tmp_path, GOOD), f"register.{override}")
     assert f"register.{override.split('=')[0]}: " in problem
     assert "MLflow" in problem or "letters, digits" in problem
@@ -270,7 +270,7 @@ def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> Non
         ("${STATE}/x", "environment variables are not put in; write it out, or let the shell do it: --set storage=..."),
     ],
 )
-def test_a_storage_that_is_no_folder_and_no_url_of_a_store_is_refused(tmp_path: Path, storage: str, says: str) -> None:
+def test_storage_of_unknown_scheme_is_refused(tmp_path: Path, storage: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(make_project(tmp_path / "p", files=1), [f"storage='{storage}'"])
     assert refused.value.problems == (f"--set storage={storage!r}: storage: '{storage}': {says}",)
@@ -299,7 +299,7 @@ def test_a_url_of_rows_with_one_slash_or_in_capitals_is_no_path(tmp_path: Path, 
     assert load_spec(write(tmp_path, GOOD), ["data.train=2026:/x"]).spec.data.train == "2026:/x"
 
 
-def test_a_pipeline_file_that_is_not_there_is_held_against_those_that_are(tmp_path: Path) -> None:
+def test_missing_pipeline_file_names_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text("")
     (tmp_path / "other.yaml").write_text("")
     with pytest.raises(SpecError, match=r"no pipeline file at .*/pipelin\.yaml; .* has other\.yaml, pipeline\.yaml"):

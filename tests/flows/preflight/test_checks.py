@@ -56,9 +56,7 @@ def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.Mon
     assert caught.value.next_step == "free some space (268 MB must stay free), then run the same command"
 
 
-def test_the_nodes_of_a_cluster_are_asked_for_the_versions_of_all_that_the_keys_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_check_compares_versions_in_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_another_node(_storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]) -> list[NodeTrouble]:
         there = NodeNeeds(None, "", b"", versions=dict.fromkeys(versions, "0"))
         return [NodeTrouble("node2", what, fix) for what, fix in what_is_missing(there)]
@@ -116,9 +114,7 @@ def test_files_beside_the_source_that_are_not_read_are_a_warning(tmp_path: Path)
     ]
 
 
-def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_workers_or_gpus_refused_before_ray_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.flows.preflight.checks.os.sched_getaffinity", lambda _pid: range(4))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
@@ -130,7 +126,7 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
 
 
-def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+def test_workers_that_cluster_cannot_hold_are_refused(tmp_path: Path) -> None:
     spec = project(tmp_path, "train.workers=4", "train.cpus_per_worker=1").spec
     refusal = workers_refused(spec, [{"CPU": 2.0}])
     assert refusal is not None
@@ -150,9 +146,7 @@ def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: s
     assert workers_refused(spec, [{"CPU": cpus_needed(spec)}]) is None
 
 
-def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_spent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Storage("memory://preflight")
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     check_storage(remote)

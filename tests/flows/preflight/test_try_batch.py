@@ -93,7 +93,7 @@ def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
     assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 
 
-def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
+def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
     said: list[str] = []
     steps = "preprocess=[{map_batches: 'transforms.py:scale'}, {ordinal: {columns: [label]}}]"
     result = check_pipeline(load_spec(project(tmp_path).base_dir, [steps]), said.append)
@@ -142,7 +142,7 @@ def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Pat
         ),
     ],
 )
-def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: Path, method: str, words: str) -> None:
+def test_recipe_that_fails_or_cannot_resume_is_refused(tmp_path: Path, method: str, words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         try_one_batch(project(tmp_path, "\n" + method))
 
@@ -228,7 +228,7 @@ class Reader:
         ("9", 1),  # a row beyond the budget is a step of its own
     ],
 )
-def test_a_step_by_entries_is_tried_with_no_more_rows_than_its_budget_holds(tmp_path: Path, budget: str, rows: int) -> None:
+def test_tried_batch_fits_the_budget_of_entries(tmp_path: Path, budget: str, rows: int) -> None:
     table = pa.table({"tokens": [[row % 9] * 10 for row in range(400)], "label": [row % 2 for row in range(400)]})
     pq.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "model.py").write_text(READER)

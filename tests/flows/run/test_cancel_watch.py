@@ -51,7 +51,7 @@ def test_a_cancelled_run_from_a_terminal_is_signalled_once() -> None:
     assert stopping.received == [signal.SIGTERM]
 
 
-def test_a_run_that_its_worker_has_signalled_gets_no_second_signal() -> None:
+def test_run_signalled_by_worker_gets_no_second_signal() -> None:
     with watched(stopping := graceful(), [True], patience_s=60):
         signal.raise_signal(signal.SIGTERM)
     assert stopping.received == [signal.SIGTERM]

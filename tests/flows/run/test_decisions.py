@@ -87,7 +87,7 @@ def test_before_the_first_checkpoint_nothing_is_forbidden() -> None:
     assert isinstance(decide(run("killed", train()), train(batch_rows=512), checkpoint=False), Continue)
 
 
-def test_without_a_checkpoint_another_training_is_another_run_once_there_are_points_to_mix_up() -> None:
+def test_changed_training_with_points_but_no_checkpoint_is_new_run() -> None:
     old = run("killed", train(), read={"files": {"train/a": "1"}}, train={"train.batch_rows": 256})
     same = {"read": {"files": {"train/a": "1"}}, "train": {"train.batch_rows": 256}}
     assert isinstance(decide(old, train(), checkpoint=False, **same), Continue)
@@ -102,14 +102,14 @@ def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:
     assert decision.warnings == ("train.learning_rate: 0.001 -> 0.5",)
 
 
-def test_changed_params_go_on_as_changed_code_does_and_each_is_named() -> None:
+def test_changed_params_continue_and_are_named() -> None:
     then, now = ({"rate": rate, "sizes": {"hidden": 8, "out": out}, "same": 1} for rate, out in ((0.1, 2), (None, 3)))
     decision = decide(run("killed", train(params=then)), train(params=now))
     assert isinstance(decision, Continue)
     assert decision.warnings == ("train.params.rate: 0.1 -> None", "train.params.sizes.out: 2 -> 3")
 
 
-def test_a_changed_recipe_goes_on_with_a_warning_that_names_the_file() -> None:
+def test_changed_recipe_continues_with_warning_naming_file() -> None:
     before, after = ({"code.m.py:M": {"m.py": "1", "words.txt": words}, "format": words} for words in "12")
     decision = decide(run("killed", train(), train=before), train(), train=after)
     assert isinstance(decision, Continue)
@@ -125,7 +125,7 @@ def test_after_the_end_a_real_change_begins_a_new_run() -> None:
 
 
 @pytest.mark.parametrize(("status", "then"), [("done", NewRun), ("killed", Refuse)])
-def test_other_weights_under_the_name_that_a_training_began_with_are_another_training(status: str, then: type) -> None:
+def test_changed_start_weights_are_another_training(status: str, then: type) -> None:
     spec, before, after = train(start_from="models:/m@champion"), {"start_from": "1" * 32}, {"start_from": "2" * 32}
     assert isinstance(decide(run(status, spec, train=before), spec, train=before), Continue)
     decision = decide(run(status, spec, train=before), spec, train=after)
@@ -148,7 +148,7 @@ def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
     assert isinstance(decide(run("killed", longer), train(epochs=2, max_steps=10)), Continue)
 
 
-def test_a_killed_ray_train_function_goes_on_though_its_epochs_are_its_own() -> None:
+def test_killed_ray_function_continues_whatever_its_epochs() -> None:
     loop = train(recipe="m.py:train_func", loop="m.py:train_func", epochs=1)
     decision = decide(run("killed", loop), loop)
     assert isinstance(decision, Continue), decision
@@ -171,13 +171,13 @@ TEST_FILES = (
 
 @pytest.mark.parametrize("status", ["killed", "done"])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_corrected_held_out_row_or_a_patch_release_leaves_the_training_as_it_is(status: str, known: bool) -> None:
+def test_changed_held_out_row_or_patch_release_keeps_training(status: str, known: bool) -> None:
     before, after = TEST_FILES
     old = run(status, train(), read=before)
     assert decide(old, train(), known=known, read=after) == Continue(old)
 
 
-def test_changed_train_files_are_refused_before_they_are_prepared_and_rows_that_came_out_differently_after_it() -> None:
+def test_changed_train_files_or_rows_are_refused() -> None:
     before, after = TEST_FILES
     old = run("killed", train(), read=before)
     assert isinstance(decide(old, train(), known=False, read={"files": {"train/a": "2"}}), Refuse)
@@ -187,7 +187,7 @@ def test_changed_train_files_are_refused_before_they_are_prepared_and_rows_that_
     assert refused == Refuse(old, ("files: changed test/b", "version.pyarrow: 25.0.0 -> (none)"))
 
 
-def test_going_back_to_a_training_that_a_run_has_continues_that_run() -> None:
+def test_return_to_earlier_training_continues_its_run() -> None:
     a, b = run("done", train()), run("killed", train(batch_rows=512)).model_copy(update={"run": "b"})
     assert decide(b, train(), same=a) == Continue(a)
     assert isinstance(decide(b, train(), same=a, fresh=True), NewRun)
@@ -197,7 +197,7 @@ def test_going_back_to_a_training_that_a_run_has_continues_that_run() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from((0.1, 0.2)), st.booleans()), max_size=8)
 )
-def test_whatever_changes_between_commands_nothing_is_trained_twice(commands: list[tuple[str, str, float, bool]]) -> None:
+def test_no_training_is_repeated_over_any_changes(commands: list[tuple[str, str, float, bool]]) -> None:
     """Commands as the flow performs them: decide, prepare, decide again where the rows were not known, train to the end."""
     storage = Storage(f"memory://decisions-{uuid.uuid4()}")  # of its own: hypothesis calls this again and again
     ledger, prepared, trained = Ledger(storage), set[str](), list[str]()
@@ -286,9 +286,7 @@ def test_every_field_that_may_change_between_attempts_is_tried() -> None:
     st.sampled_from(["killed", "done"]),
     st.lists(st.lists(st.tuples(st.sampled_from(sorted(VALUES)), st.integers(0, 3)), max_size=4), min_size=1, max_size=5),
 )
-def test_whatever_changes_between_attempts_free_goes_on_warn_says_so_and_forbidden_is_refused_by_name(
-    status: str, attempts: list[list[tuple[str, int]]]
-) -> None:
+def test_resume_tags_decide_for_any_field_change(status: str, attempts: list[list[tuple[str, int]]]) -> None:
     rules = dict(resume_rules(TrainSpec))
     choice = {path: values[-1] if path in ("epochs", "max_steps") else values[0] for path, values in VALUES.items()}
     for picked in attempts:

@@ -100,9 +100,7 @@ def check(file: Path, attempts: list[dict[str, int]], *, done: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_after_a_change_in_the_file_a_run_never_continues_from_a_checkpoint_of_another_key_without_saying_so(
-    file: Path, name: str
-) -> None:
+def test_changed_file_never_continues_silently_from_other_key(file: Path, name: str) -> None:
     check(file, [{name: 1}], done=False)
     check(file, [{name: 1}], done=True)
 

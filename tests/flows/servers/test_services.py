@@ -43,9 +43,7 @@ def test_the_libraries_understand_that_their_telemetry_is_off(monkeypatch: pytes
     assert _usage_stats_enabledness() is UsageStatsEnabledness.DISABLED_EXPLICITLY
 
 
-def test_mlflow_is_a_database_below_the_state_directory_unless_a_server_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_defaults_to_database_in_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert mlflow_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
@@ -59,7 +57,7 @@ def test_a_configured_prefect_api_that_is_not_there_is_named(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_address_of_a_servers_page_is_answered_with_that_of_its_api(
+def test_prefect_page_address_is_refused_with_api_address(
     prefect_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_url.removesuffix("/api"))
@@ -111,7 +109,7 @@ def test_a_wait_of_more_than_two_seconds_says_what_it_waits_for(
     assert sorted(said.splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
 
 
-def test_a_configured_mlflow_server_that_is_not_there_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mlflow_server_is_named_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
     with pytest.raises(ServiceError, match=r"MLFLOW_TRACKING_URI=http://\S+@127\.0\.0\.1:9 does not answer") as told:
         check_mlflow_answers()
@@ -142,7 +140,7 @@ def test_a_full_disk_is_no_server_that_ended_without_a_word(tmp_path: Path) -> N
 
 @pytest.mark.drill
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
-def test_a_disk_that_fills_while_a_server_is_used_is_named_and_not_what_the_server_answers(tmp_path: Path) -> None:
+def test_full_disk_is_named_instead_of_server_error(tmp_path: Path) -> None:
     run = """
 import contextlib, sys
 from pathlib import Path

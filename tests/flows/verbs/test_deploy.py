@@ -30,7 +30,7 @@ def deploy(file: Path, cron: str = NIGHTLY, overrides: list[str] | None = None) 
     return deploy_pipeline(file, Plan(cron), overrides or [], say=lambda _line: None)
 
 
-def test_without_a_server_that_stays_it_says_which_commands_make_one(project: Path) -> None:
+def test_deploy_without_server_names_commands(project: Path) -> None:
     with pytest.raises(ServiceError) as refused:
         deploy(project)
     assert refused.value.exit_code == 3
@@ -47,7 +47,7 @@ def test_a_server_that_does_not_answer_is_named(project: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("pool", ["", "Prefect-agent", "a/b"])
-def test_a_name_that_prefect_takes_for_no_pool_is_refused_before_it_is_asked(project: Path, pool: str) -> None:
+def test_invalid_pool_name_is_refused(project: Path, pool: str) -> None:
     with pytest.raises(SpecError, match="leave --pool out") as refused:
         deploy_pipeline(project, Plan(NIGHTLY, pool=pool), [], print)
     assert repr(pool) in refused.value.message
@@ -59,7 +59,7 @@ def test_a_broken_file_or_override_is_never_deployed(project: Path) -> None:
 
 
 @pytest.mark.parametrize("cron", ["61 3 * * *", "0 3 * *", "0 0 3 * * *", "@daily", "a b c d e", "", "0 3 31 4,6 *"])
-def test_a_wrong_schedule_is_named_before_anything_is_asked_of_a_server(project: Path, cron: str) -> None:
+def test_wrong_schedule_is_refused(project: Path, cron: str) -> None:
     with pytest.raises(SpecError) as refused:
         deploy(project, cron)
     assert repr(cron) in refused.value.message
@@ -114,7 +114,7 @@ def test_addresses_are_stored_and_secrets_are_not() -> None:
         ("https://a-token@mlflow.example/", False),
     ],
 )
-def test_a_tracking_uri_is_stored_if_it_means_the_same_where_the_worker_runs(uri: str, stored: bool) -> None:
+def test_only_portable_tracking_uri_is_stored(uri: str, stored: bool) -> None:
     kept, left_out = _environment_to_store({"MLFLOW_TRACKING_URI": uri})
     assert bool(kept) is stored
     assert bool(left_out) is not stored
@@ -168,12 +168,12 @@ def test_our_prefect_yaml_names_the_flow_that_deploy_does() -> None:
         ((*PREDICT, "--format", "csv", "--option", "delimitr=;"), "delimitr"),
     ],
 )
-def test_options_of_predictions_are_refused_where_they_mean_nothing(project: Path, words: tuple[str, ...], said: str) -> None:
+def test_options_of_predictions_need_predict(project: Path, words: tuple[str, ...], said: str) -> None:
     done = CliRunner().invoke(app, ["deploy", str(project), "--cron", NIGHTLY, *words])
     assert done.exit_code == 2 and said in done.stderr
 
 
-def test_predictions_without_an_alias_say_which_option_names_the_model(project: Path) -> None:
+def test_predictions_without_alias_need_model(project: Path) -> None:
     text = project.read_text()
     file = project.with_name("no-alias.yaml")
     file.write_text(text.replace("register: {name: drill}", "register: {name: drill, alias: null}"))

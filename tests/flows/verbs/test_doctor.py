@@ -163,7 +163,7 @@ def test_a_broken_pin_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatc
     assert "not installed" in findings[1].detail
 
 
-def test_small_shared_memory_is_a_warning_with_the_flag_that_helps(tmp_path: Path) -> None:
+def test_small_shared_memory_warns_with_docker_flag(tmp_path: Path) -> None:
     finding = doctor.check_shared_memory(tmp_path, memory_bytes=1 << 60)
     assert finding.status == "warn"
     assert "--shm-size" in finding.fix
@@ -171,12 +171,12 @@ def test_small_shared_memory_is_a_warning_with_the_flag_that_helps(tmp_path: Pat
     assert doctor.check_shared_memory(tmp_path / "absent").status == "ok"
 
 
-def test_the_disk_of_a_storage_that_is_not_there_yet_is_the_one_it_would_be_made_on(tmp_path: Path) -> None:
+def test_disk_of_missing_storage_is_its_parents(tmp_path: Path) -> None:
     storage, *_ = doctor.check_disks(str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in storage.detail
 
 
-def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_shown() -> None:
+def test_hanging_or_failing_check_is_a_finding() -> None:
     never = threading.Event()
 
     def hang() -> list[Finding]:
@@ -193,7 +193,7 @@ def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_shown() ->
     assert "RuntimeError: inside" in findings[1].detail
 
 
-def test_a_folder_that_may_not_be_written_and_a_file_in_its_place_are_found(tmp_path: Path) -> None:
+def test_unwritable_folder_and_file_in_its_place_fail(tmp_path: Path) -> None:
     (finding,) = doctor.check_storage(Storage("/proc/nothing"), {})
     assert finding.status == "fail" and "an object cannot be written" in finding.detail
     (tmp_path / "file").write_text("in the way")
@@ -208,7 +208,7 @@ def test_a_storage_that_works_is_left_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_bucket_that_works_is_left_empty_and_its_conditional_put_is_judged(s3_bucket: str) -> None:
+def test_working_bucket_is_left_empty(s3_bucket: str) -> None:
     findings = doctor.check_storage(Storage(f"{s3_bucket}/prefix"), os.environ)
     assert [(finding.name, finding.status) for finding in findings] == [
         (f"storage {s3_bucket}/prefix", "ok"),
@@ -238,7 +238,7 @@ def test_a_wrong_secret_is_found_and_not_shown(s3_bucket: str, s3_server: SwiftS
     assert "open-sesame" not in done.stdout + done.stderr
 
 
-def test_an_endpoint_that_is_not_there_is_found_before_a_client_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_endpoint_is_found_before_client_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"http://{nobody()}"
     (finding,) = doctor.check_storage(Storage("s3://any/prefix"), {"AWS_ENDPOINT_URL": endpoint})
     assert finding.status == "fail"

@@ -41,9 +41,7 @@ def test_a_project_has_what_its_readme_lists(projects: dict[str, Path], template
 
 
 @pytest.mark.parametrize("template", ALL)
-def test_the_pipeline_file_is_valid_and_names_all_the_data_and_code_that_exists(
-    projects: dict[str, Path], template: str
-) -> None:
+def test_template_file_is_valid_and_names_its_data_and_code(projects: dict[str, Path], template: str) -> None:
     loaded = load_spec(projects[template] / "pipeline.yaml")
     listed = list_source(loaded.spec.data, loaded.base_dir, format_of(loaded.spec.data).extensions).files
     assert {Path(file.uri) for file in listed} == {path for path in (projects[template] / "data").rglob("*") if path.is_file()}
@@ -67,7 +65,7 @@ def test_user_code_of_a_project_imports_nothing_of_penstock(projects: dict[str, 
         assert not {str(name).split(".")[0] for name in names} & {"penstock"}
 
 
-def test_the_digits_are_all_there_in_several_files_with_fixed_size_images(projects: dict[str, Path]) -> None:
+def test_template_images_are_complete(projects: dict[str, Path]) -> None:
     data = projects["images"] / "data"
     train, test = (pyarrow.dataset.dataset(data / split).to_table() for split in ("train", "test"))
     assert train.num_rows + test.num_rows == 1797
@@ -102,7 +100,7 @@ def test_two_projects_of_one_template_are_equal_byte_for_byte(projects: dict[str
         assert path.read_bytes() == (projects["tabular"] / path.relative_to(tmp_path / "again")).read_bytes()
 
 
-def test_the_written_files_are_returned_with_the_pipeline_file_first(tmp_path: Path) -> None:
+def test_init_returns_pipeline_file_first(tmp_path: Path) -> None:
     written = create_project(tmp_path / "p", "images")
     assert written[0] == tmp_path / "p" / "pipeline.yaml"
     assert {path for path in (tmp_path / "p").rglob("*") if path.is_file()} == set(written)

@@ -51,9 +51,7 @@ def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[st
     assert expected in said.getvalue()
 
 
-def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_of_refused_run_fails_with_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     file = make_project(tmp_path / "p", files=1, epochs=1)
     for override, kind, says in (
@@ -89,7 +87,7 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "gone", "none"])
-def test_prepared_rows_that_the_run_would_not_believe_are_planned_anew(tmp_path: Path, damage: str) -> None:
+def test_damaged_prepared_rows_are_planned_to_run(tmp_path: Path, damage: str) -> None:
     file = make_project(tmp_path / "p", files=1)
     loaded = load_spec(file)
     project, ledger = loaded.project, Ledger(Storage(loaded.spec.storage))
@@ -122,9 +120,7 @@ def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> Non
     assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]
 
 
-def test_the_line_of_the_shuffle_is_for_a_person_and_its_record_for_a_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_shows_mixing_as_line_and_as_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order = train_order(load_spec(make_project(tmp_path / "p", files=1)).spec.shuffle, PREPARED)
     output = {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}
     facts = SHUFFLE.facts(output)

@@ -236,7 +236,7 @@ def test_hints_touch_the_place_and_fit_the_file(tmp_path: Path) -> None:
     assert not [hint for hint in hints(by_shard, "read") if "materialize.cache=memory" in hint["set"]], "it is refused"
 
 
-def test_what_a_killed_probe_left_is_removed_by_the_next_and_not_what_a_living_one_uses(tmp_path: Path) -> None:
+def test_scratch_of_killed_probe_is_removed_of_living_kept(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     killed, lives = (holder_process(tmp_path, f"probes/{name}/lease") for name in ("killed", "lives"))
     try:

@@ -27,7 +27,7 @@ from tests import ROOT
 from tests.drills.project import make_project
 
 
-def test_a_signal_that_meets_no_training_is_answered_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_signal_outside_training_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     stopping, said, deadline = StopRequest(), "", time.monotonic() + 120
     with pytest.raises(Interrupted), run.raise_interrupted_on_stop(stopping):
         stopping.received.append(signal.SIGINT)
@@ -59,9 +59,7 @@ STEPS = [
 ]
 
 
-def test_columns_that_are_not_there_are_refused_all_together_before_a_server_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_columns_are_refused_together_before_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     create_project(tmp_path / "p", "tabular")
     file = tmp_path / "p" / "pipeline.yaml"
     slices = "evaluate.slices=[diagnosis, {mean_ara: [500]}]"
@@ -84,7 +82,7 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
     assert checked.value.problems == refused.value.problems
 
 
-def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
+def test_missing_files_and_columns_are_reported_together(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=2)
     wrong = ["data.train=data/trian/", "data.validation=held.parquet", "train.recipe=modle.py:Net"]
     wrong += ["preprocess=[{drop: [maen]}, {map_batches: 'transfroms.py:scale'}]", "train.callbacks=['calls.py:Count']"]
@@ -115,7 +113,7 @@ def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Pat
     assert pickle.loads(pickle.dumps(rows_only.value)).parts[0].message == sources[0]
 
 
-def test_columns_that_are_not_read_are_held_against_all_that_the_file_has(tmp_path: Path) -> None:
+def test_unread_columns_are_told_from_missing_ones(tmp_path: Path) -> None:
     create_project(tmp_path / "p", "tabular")
     columns = "data.columns=[mean_radius, mean_aera, diagnosis]"
     steps = "preprocess=[{drop: [mean_texture]}, {label_encoder: {column: diagnosis}}]"
@@ -169,7 +167,7 @@ finally:
 """
 
 
-def test_weights_that_are_not_there_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_missing_start_weights_refused_before_torch_loads(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=2)
     told = subprocess.run([sys.executable, "-c", BEFORE_LIBRARIES, str(file)], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == "False\n" and "SpecError: train.start_from: 'a.pt' is no file of weights" in told.stderr
@@ -177,7 +175,7 @@ def test_weights_that_are_not_there_are_refused_before_torch_is_loaded(tmp_path:
     cli._read_spec(file, None, to_train=False)  # `clean` makes room in such a pipeline, too
 
 
-def test_a_column_that_only_another_file_or_the_users_function_has_is_for_the_flow_to_look_for(tmp_path: Path) -> None:
+def test_column_of_another_file_is_left_to_the_flow(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=2)
     steps = "preprocess=[transforms.py:scale, {drop: [made]}]".replace(
         "transforms.py:scale", "{map_batches: 'transforms.py:scale'}"

@@ -27,9 +27,7 @@ from tests.drills.project import make_project
 
 @pytest.mark.parametrize("began", [True, False])
 @pytest.mark.parametrize("trained", [None, "same-order: optimizer (lr)"])
-def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_how(
-    tmp_path: Path, began: bool, trained: str | None
-) -> None:
+def test_status_names_killed_attempt_of_finished_run(tmp_path: Path, began: bool, trained: str | None) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))
     run = ledger.new_run("drill", {})
@@ -62,7 +60,7 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     ]
 
 
-def test_a_version_that_a_run_has_left_behind_is_named_with_its_attempt(tmp_path: Path) -> None:
+def test_status_names_older_version_with_its_attempt(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))
     run = ledger.new_run("drill", {})
@@ -114,9 +112,7 @@ def test_a_failed_run_says_why_and_what_to_do_next(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_are_listed_while_a_package_that_the_file_names_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_lists_runs_without_the_files_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))
     run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
@@ -132,7 +128,7 @@ def test_runs_are_listed_while_a_package_that_the_file_names_is_missing(
         collect_status(file)
 
 
-def test_what_prefect_missed_stays_on_record_while_its_server_is_away(tmp_path: Path) -> None:
+def test_missed_end_stays_recorded_while_prefect_is_away(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
     ledger.save_run(run)
@@ -144,9 +140,7 @@ def test_what_prefect_missed_stays_on_record_while_its_server_is_away(tmp_path: 
     assert ledger.attempts(run.run)[0].prefect_missed_end
 
 
-def test_a_run_whose_tracker_is_no_longer_installed_is_closed_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_of_missing_tracker_is_closed_with_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("drill", {"tracking": {"tracker": "lines"}}).model_copy(update={"tracking_runs": {"lines": "1"}})
     ledger.save_run(run)
@@ -168,7 +162,7 @@ def test_what_a_stage_says_of_a_change_is_not_said_above_it_too() -> None:
     assert below.splitlines()[1:] == [f"    {line}" for line in ("train.epochs: 1 -> 2", "code: m.py: Net changed")]
 
 
-def test_what_reads_records_alone_loads_no_library_that_works_on_rows() -> None:
+def test_verbs_of_records_load_no_heavy_library() -> None:
     load = "import sys, penstock.flows.verbs.status, penstock.flows.verbs.log\n"
     load += "print({'torch', 'ray', 'prefect', 'mlflow'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=300)
