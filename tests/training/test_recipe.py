@@ -48,7 +48,7 @@ def test_parameters_that_do_not_fit_are_named() -> None:
         load_recipe(code("Digits"), {"widths": [3]})
 
 
-def test_something_that_is_no_class_is_refused() -> None:
+def test_recipe_that_is_not_a_class_is_refused() -> None:
     with pytest.raises(SpecError, match="not a class"):
         load_recipe(code("torch"), {})
 
@@ -63,7 +63,7 @@ def test_two_methods_are_enough() -> None:
     assert recipe.loss(model, BATCH).shape == ()
 
 
-def test_a_learning_rate_that_the_recipes_own_optimizer_would_not_read_is_refused() -> None:
+def test_learning_rate_unread_by_own_optimizer_is_refused() -> None:
     own, usual = (TrainSpec(recipe=f"recipes.py:{name}", learning_rate=0.1) for name in ("Scheduled", "Digits"))
     with pytest.raises(SpecError, match=r"train\.learning_rate is 0\.1, and recipes\.py:Scheduled .* \(recipes\.py:\d"):
         TORCH.check(code("Scheduled"), own)
@@ -81,7 +81,7 @@ class Forgetful(torch.optim.Optimizer):
         self.param_groups[0]["momentum"]
 
 
-def test_an_error_of_an_optimizer_is_the_users_with_its_line(tmp_path: Path) -> None:
+def test_error_in_optimizer_names_the_users_line(tmp_path: Path) -> None:
     class Mine(Linear):
         def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
             return Forgetful(model.parameters())
@@ -111,7 +111,7 @@ def test_predictions_for_too_few_rows_are_refused() -> None:
         recipe_of(Short()).predict(nn.Identity(), BATCH, 4)
 
 
-def test_a_packed_column_may_come_first_and_is_longer_than_the_batch() -> None:
+def test_packed_column_may_be_longer_than_the_batch() -> None:
     class Sums:
         def predict(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             edges = batch["tokens_offsets"]
@@ -121,7 +121,7 @@ def test_a_packed_column_may_come_first_and_is_longer_than_the_batch() -> None:
     assert recipe_of(Sums()).predict(nn.Identity(), packed, 3).tolist() == [3, 0, 18]
 
 
-def test_an_error_of_the_users_code_shows_where_and_how_it_was_reached() -> None:
+def test_error_of_user_code_shows_its_traceback() -> None:
     class Deep:
         def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return self.inner(batch)
@@ -137,7 +137,7 @@ def test_an_error_of_the_users_code_shows_where_and_how_it_was_reached() -> None
     assert len(caught.value.problems) == 1 and "in loss: return self.inner(batch)" in caught.value.problems[0]
 
 
-def test_user_code_that_wants_to_exit_is_named() -> None:
+def test_exit_in_user_code_is_named() -> None:
     class Exits:
         def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             sys.exit(2)

@@ -33,7 +33,7 @@ def diary(folder: Path, **more: Any) -> list[dict[str, Any]]:
     return [{"recipes.py:Diary": {"folder": str(folder), **more}}]
 
 
-def test_a_users_callback_is_called_at_every_turn_and_keeps_its_state_over_a_stop(tmp_path: Path) -> None:
+def test_user_callback_keeps_its_state_over_a_stop(tmp_path: Path) -> None:
     more: dict[str, Any] = {"callbacks": diary(tmp_path)}
     train_alone(make_job(tmp_path, max_steps=9, **more))
     train_alone(make_job(tmp_path, attempt=2, **more))
@@ -47,7 +47,7 @@ def test_a_users_callback_is_called_at_every_turn_and_keeps_its_state_over_a_sto
     assert newest(tmp_path, "run").manifest.exactness == "bit-exact"
 
 
-def test_a_stop_of_one_rank_ends_all_at_that_step_as_finished_and_stays_the_end(tmp_path: Path) -> None:
+def test_stop_of_one_rank_ends_all_at_that_step(tmp_path: Path) -> None:
     more: dict[str, Any] = {"callbacks": diary(tmp_path, stop_at=4, stop_on_rank=1), "workers": 2}
     jobs = [make_job(tmp_path, attempt=attempt, **more) for attempt in (1, 2)]
     first, again = train_ranks(*jobs)
@@ -55,7 +55,7 @@ def test_a_stop_of_one_rank_ends_all_at_that_step_as_finished_and_stays_the_end(
     assert "val/loss" in newest(tmp_path, "run").manifest.metrics
 
 
-def test_early_stopping_ends_a_stopped_run_where_it_ends_an_undisturbed_one(tmp_path: Path) -> None:
+def test_early_stopping_ends_resumed_run_at_the_same_step(tmp_path: Path) -> None:
     callbacks = [
         {"early_stopping": {"metric": "val/accuracy", "mode": "max", "patience": 2}},
         "gradient_norms",
@@ -83,7 +83,7 @@ def test_early_stopping_ends_a_stopped_run_where_it_ends_an_undisturbed_one(tmp_
     assert len(norms) == whole.state.step and all(norm > 0 for norm in norms)
 
 
-def test_the_moving_average_is_what_is_saved_and_validated_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+def test_moving_average_is_saved_and_validated(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="plain", max_steps=3))
     train_alone(make_job(tmp_path, run="ema", max_steps=3, callbacks=[{"ema": {"decay": 0.9}}]))
     train_alone(make_job(tmp_path, run="longer", callbacks=[{"ema": {"decay": 0.9}}]))
@@ -99,7 +99,7 @@ def test_the_moving_average_is_what_is_saved_and_validated_and_training_goes_on_
     assert losses == plain_losses  # what is shown changes nothing of what is learned
 
 
-def test_each_step_is_in_the_files_once_after_a_stop(tmp_path: Path) -> None:
+def test_files_hold_each_step_once_after_a_stop(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     more: dict[str, Any] = {"callbacks": ["json_lines", "tensorboard"], "checkpoint": {"every_steps": 4, "every_s": None}}
@@ -124,7 +124,7 @@ def test_each_step_is_in_the_files_once_after_a_stop(tmp_path: Path) -> None:
         ({"early_stopping": {"metric": "val/none"}}, "watches 'val/none', which validation does not measure"),
     ],
 )
-def test_a_callback_that_fails_is_told_by_its_name(tmp_path: Path, entry: Any, problem: str) -> None:
+def test_failing_callback_is_named(tmp_path: Path, entry: Any, problem: str) -> None:
     if isinstance(entry, dict) and "recipes.py:Diary" in entry:
         entry["recipes.py:Diary"]["folder"] = str(tmp_path)
     with pytest.raises(TrainingError, match=problem):
@@ -142,13 +142,13 @@ def test_a_callback_that_fails_is_told_by_its_name(tmp_path: Path, entry: Any, p
         (CallbackCode("early_stopping", {"metric": "val/accuracy"}), "better the higher it is"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_training(entry: CallbackCode, problem: str) -> None:
+def test_invalid_callback_is_refused_before_training(entry: CallbackCode, problem: str) -> None:
     with pytest.raises(PenstockError) as caught:
         load_callbacks([entry])
     assert problem in str(caught.value) + str(caught.value.next_step)
 
 
-def test_an_entry_is_one_name() -> None:
+def test_entry_is_one_name() -> None:
     with pytest.raises(ValueError, match="one name with its options"):
         TrainSpec(recipe="a.py:A", callbacks=[{"ema": {}, "tensorboard": {}}])
     assert issubclass(SpecError, PenstockError)

@@ -31,7 +31,7 @@ def test_points_after_the_last_seal_are_not_kept(storage: Storage) -> None:
     assert [point.step for point in read_journal(storage, 100)] == list(range(1, 9))
 
 
-def test_points_come_back_as_they_were_also_when_they_are_not_finite(storage: Storage) -> None:
+def test_points_are_read_back_even_if_not_finite(storage: Storage) -> None:
     journal = JournalWriter(storage, Writer(1))
     journal.add(Point(17, 3, {"a": math.nan, "b": math.inf, "c": -0.1}))
     journal.seal(3)
@@ -40,7 +40,7 @@ def test_points_come_back_as_they_were_also_when_they_are_not_finite(storage: St
     assert math.isnan(point.values["a"]) and point.values["b"] == math.inf and point.values["c"] == -0.1
 
 
-def test_a_resume_drops_what_it_executes_again(storage: Storage) -> None:
+def test_resume_drops_repeated_steps(storage: Storage) -> None:
     write(storage, 1, range(1, 9), [4, 8])
     truncate_journal(storage, 4)
     write(storage, 2, range(5, 13), [8, 12], shift=7)
@@ -49,7 +49,7 @@ def test_a_resume_drops_what_it_executes_again(storage: Storage) -> None:
     assert [point.t_ms % 1000 for point in points] == [0] * 4 + [7] * 8
 
 
-def test_a_step_sealed_by_two_attempts_counts_once_with_the_later_values(storage: Storage) -> None:
+def test_step_of_two_attempts_has_the_later_values(storage: Storage) -> None:
     write(storage, 1, range(1, 9), [4, 8])
     write(storage, 2, range(5, 7), [6], shift=7)
     points = read_journal(storage, 8)
@@ -57,7 +57,7 @@ def test_a_step_sealed_by_two_attempts_counts_once_with_the_later_values(storage
     assert [point.step for point in points if point.t_ms % 1000 == 7] == [5, 6]
 
 
-def test_a_worker_group_restarted_within_an_attempt_does_not_double_a_segment(storage: Storage) -> None:
+def test_restarted_group_does_not_double_a_segment(storage: Storage) -> None:
     write(storage, 1, range(1, 5), [4])
     write(storage, 1, range(1, 5), [4], shift=7)
     assert [(point.step, point.t_ms % 1000) for point in read_journal(storage, 4)] == [(step, 7) for step in range(1, 5)]
@@ -72,13 +72,13 @@ def test_two_points_of_one_step_are_both_kept(storage: Storage) -> None:
     assert [dict(point.values) for point in read_journal(storage, 5)] == [{"train/loss": 1.0}, {"val/loss": 2.0}]
 
 
-def test_only_the_segments_a_server_may_lack_are_read(storage: Storage) -> None:
+def test_only_unsent_segments_are_read(storage: Storage) -> None:
     write(storage, 1, range(1, 13), [4, 8, 12])
     (storage.local_path("journal") / "0000000004-a1-r0.jsonl").write_text("torn")
     assert [point.step for point in read_journal(storage, 10, after_step=4)] == list(range(5, 11))
 
 
-def test_a_damaged_segment_is_named_and_the_others_count(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_segment_is_named_and_others_are_read(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     write(storage, 1, range(1, 9), [4, 8])
     damaged = storage.local_path("journal") / "0000000004-a1-r0.jsonl"
     damaged.write_text(damaged.read_text()[:-20])

@@ -49,7 +49,7 @@ def test_a_tensor_comes_back_bit_for_bit(name: str) -> None:
     assert back.untyped_storage().nbytes() == back.nbytes, "one small number must not keep the block alive"
 
 
-def test_what_is_no_tensor_keeps_its_type() -> None:
+def test_other_values_keep_their_type() -> None:
     tree = {
         "state": {0: {"step": torch.tensor(1.0)}, 1: {}},
         "groups": [{"lr": 0.1, "betas": (0.9, torch.tensor(0.5)), "foreach": None, "params": [0, 1]}],
@@ -103,16 +103,14 @@ def test_later_changes_do_not_reach_the_copy(value: Any) -> None:
         assert unpack(packed)["it"]
 
 
-def test_what_lies_elsewhere_is_copied_like_what_lies_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_other_devices_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     here = pack(TENSORS)
     monkeypatch.setattr(Tensor, "is_cpu", False)
     elsewhere = pack(TENSORS)
     assert elsewhere["layout"] == here["layout"] and torch.equal(elsewhere["bytes"], here["bytes"])
 
 
-def test_without_memory_to_pin_a_copy_is_made_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copy_is_made_without_pinned_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     empty = torch.empty
 
     def refusing(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
@@ -126,7 +124,7 @@ def test_without_memory_to_pin_a_copy_is_made_all_the_same(
     assert "no memory can be pinned" in caplog.text
 
 
-def test_memory_for_a_copy_is_not_filled_first_and_others_memory_is() -> None:
+def test_memory_for_a_copy_is_not_filled_first() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         for _ in range(3):

@@ -24,7 +24,7 @@ def weights(folder: Path, run: str) -> dict[str, torch.Tensor]:
     return weights_of(checkpoint.storage)
 
 
-def test_what_fits_is_taken_once_and_what_does_not_is_named(tmp_path: Path) -> None:
+def test_fitting_weights_are_taken_and_others_named(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="runs/base", max_steps=5))
     start = find_start("run:base", tmp_path, Storage(str(tmp_path)))
     base = {**safetensors.torch.load(start.read()), "old.weight": torch.zeros(2)}
@@ -50,7 +50,7 @@ def test_what_fits_is_taken_once_and_what_does_not_is_named(tmp_path: Path) -> N
     assert find_start("copy.safetensors", tmp_path, Storage(str(tmp_path))).digest == other.digest
 
 
-def test_what_cannot_be_begun_with_is_refused(tmp_path: Path) -> None:
+def test_unusable_start_is_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     for name in ("none.safetensors", "run:none"):
         with pytest.raises(SpecError, match=r"train\.start_from"):

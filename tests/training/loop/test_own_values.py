@@ -28,9 +28,7 @@ def charts(folder: Path, run: str) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_what_is_logged_is_charted_step_by_step_the_same_on_two_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logged_values_are_equal_on_one_and_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_alone(make_job(tmp_path, run="one", recipe="Logging", params={"dropout": 0.0}))
     train_ranks(make_job(tmp_path, run="two", recipe="Logging", params={"dropout": 0.0}, workers=2))
     one, two = charts(tmp_path, "one"), charts(tmp_path, "two")
@@ -58,11 +56,11 @@ def log_on_one_rank(group: Group) -> list[dict[str, float]]:
         return [own.totals(), own.totals()]
 
 
-def test_a_value_of_one_rank_or_of_a_thread_is_counted_once() -> None:
+def test_value_of_one_rank_or_thread_counts_once() -> None:
     assert run_ranks(log_on_one_rank, 2) == [[{"train/all": 3.0, "train/mine": 4.0}, {}]] * 2
 
 
-def test_what_cannot_be_charted_is_refused_by_name_and_outside_a_training_nothing_happens() -> None:
+def test_invalid_values_are_refused_by_name() -> None:
     with pytest.warns(UserWarning, match="outside of a training"):
         penstock.log("kl", 1.0)
     with collecting(OwnValues(Group(0, 1, CPU), "train")):

@@ -25,7 +25,7 @@ def newest(folder: Path, run: str) -> Checkpoint:
     return checkpoint
 
 
-def test_a_gan_that_is_stopped_twice_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+def test_gan_stopped_twice_ends_with_equal_weights(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="whole", recipe="Gan", clip_norm=0.5))
     for attempt, max_steps in enumerate([3, 9, None], start=1):
         train_alone(make_job(tmp_path, run="parts", recipe="Gan", attempt=attempt, max_steps=max_steps, clip_norm=0.5))
@@ -52,7 +52,7 @@ def test_two_ranks_learn_as_one_and_continue_to_the_bit(tmp_path: Path) -> None:
     assert newest(tmp_path, "two").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
 
 
-def test_what_only_penstocks_own_step_can_do_is_refused(tmp_path: Path) -> None:
+def test_options_of_the_standard_step_are_refused(tmp_path: Path) -> None:
     job = make_job(tmp_path, recipe="Gan", accumulate=2, compile=True)
     with pytest.raises(SpecError, match="training_step") as caught:
         TORCH.check(job.code, job.spec)
