@@ -19,7 +19,7 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
     FILE_NAME,
@@ -235,16 +235,10 @@ def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, pie
     data, snapshot = preparation.data, preparation.snapshot
     limit = data.quarantine.limit(snapshot.rows)
 
-    def add(part: Preparation) -> UnitJob:
-        job = UnitJob("", part, spec.shard_bytes, storage, limit)
-        return replace(job, key=unit_key(job))
-
     for files in plan_units(snapshot.files, spec.unit_bytes):
-        whole = add(preparation.only(files))
-        parts = whole.preparation.cut(piece_bytes)
-        # What an older penstock made of the whole file stays, with the digest that runs know it by.
-        there = len(parts) == 1 or storage.sizes(unit_path(whole.key))
-        jobs += [whole] if there else [add(part) for part in parts]
+        for part in preparation.only(files).cut(piece_bytes):
+            job = UnitJob("", part, spec.shard_bytes, storage, limit)
+            jobs.append(replace(job, key=unit_key(job)))
     return jobs
 
 

@@ -88,8 +88,8 @@ class UnitRecord(Section):
     """Integer labels, by split."""
     hashed: bool = False
     """Whether the rows' hashes lie beside the shards (`hashes_path`)."""
-    profile: Profile = Profile()
-    """What its rows were; empty in a unit of an older penstock."""
+    profile: Profile
+    """What its rows were."""
     seconds: float
     """Wall time of making it."""
     built_at: float
@@ -143,18 +143,12 @@ def unit_key(job: UnitJob) -> str:
     """
     of = job.preparation
     data = of.data
-    rules: dict[str, Any] = {
-        name: rule.model_dump(mode="json", exclude={"after", "before", "stratify"})
-        | rule.model_dump(mode="json", exclude_none=True)
-        for name, rule in split_rules(data).items()
-    }
+    rules: dict[str, Any] = {name: rule.model_dump(mode="json") for name, rule in split_rules(data).items()}
     if data.folds is not None:
         rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     if format_of(data).is_kept:
         read.pop(data.format, None)  # says which rows, and not how the files are read that hold them
-    if data.images.fit == "resize":
-        del read["images"]["fit"]  # as it was before there was another
     return digest_of(
         {
             "format": FORMAT,

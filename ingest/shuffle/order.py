@@ -241,10 +241,7 @@ def _fingerprint(order: Order) -> str:
     if order.by_length is not None:
         probes += [ids for epoch in _PROBE_EPOCHS for ids in _pooled_ids(order.by_length, order.seed, epoch)]
     content = np.concatenate(probes).astype("<i8").tobytes()
-    # A field that came later is left out where it has no effect, so that older checkpoints go on.
-    later = ("shards", "sample", "mixture", "by_length")
-    parameters = order.model_dump(exclude={name for name in later if not getattr(order, name)})
-    return digest_of({"order": parameters, "probe": bytes_digest(content)})
+    return digest_of({"order": order.model_dump(), "probe": bytes_digest(content)})
 
 
 def _pooled_ids(spec: LengthSpec, seed: int, epoch: int) -> Iterator[Ids]:

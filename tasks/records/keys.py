@@ -147,18 +147,14 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "label",
         "invalid",
         "duplicates",
-        "missing_columns",
         "fold",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
-    # Options that came later are no input where they are not used, so that keys stay what they were.
-    unused = {"folds", *(f"{split}.{name}" for split in SPLITS for name in ("stratify", "after", "before"))}
-    leaves = {k: v for k, v in _leaves(data) if v is not None or k not in unused}
+    leaves = dict(_leaves(data))
     read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
-            **({"data.missing_columns": data.missing_columns} if data.missing_columns != "error" else {}),
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             **({"states": states} if (states := sorted({f.state for f in project.files if f.state})) else {}),
             "version.pyarrow": _version("pyarrow"),
@@ -169,9 +165,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.label": data.label,
             **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
-            # Transforms do not learn from rows that are certain to be left out.
-            **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
-            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.") and (k, v) != ("images.fit", "resize")},
+            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,

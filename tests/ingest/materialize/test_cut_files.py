@@ -87,12 +87,3 @@ def test_pieces_give_what_the_whole_file_gives(
     profiles = [each.extra["profile"]["files"] for each in (cut, whole)]
     assert profiles[0] == profiles[1]
     assert cut.extra["class_counts"] == whole.extra["class_counts"]
-
-
-def test_what_was_prepared_as_a_whole_stays(tmp_path: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = _source(tmp_path / "source", table, "parquet")
-    _, whole = _prepared(source, tmp_path / "out", 1 << 30, monkeypatch)
-    shard = tmp_path / "out" / whole.shards[0].path
-    shard.write_bytes(shard.read_bytes()[:-1])
-    _, again = _prepared(source, tmp_path / "out", 100_000, monkeypatch)
-    assert again.content_digest == whole.content_digest
