@@ -20,16 +20,19 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
+    Handlers,
     MachineLoad,
     Notice,
     Point,
     Printed,
     Resumed,
+    Stalled,
     StopAsked,
     TrainProgress,
     Warned,
     WorkersLost,
     WorkerStarted,
+    publish,
 )
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import ModelSpec
@@ -83,7 +86,6 @@ def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     own_cluster = ctx.need_ray()
-    progress = ctx.reporter.progress("train")
     job = make_job(ctx)
     if (warning := mlflow_warning(job.code.versions)) is not None:
         ctx.warn(f"train: {warning}")
@@ -100,6 +102,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         if start.name != job.spec.start_from:
             ctx.reporter.say(f"train: train.start_from is {start.name}")
 
+    handlers = _handlers(ctx, store)
+
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:
             raise ctx.stopping.lost
@@ -107,37 +111,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         if points:
             ctx.tracker.points(points)
             ctx.on_points(points)
-        for event in events:
-            if isinstance(event, MachineLoad):
-                ctx.tracker.log_machine(event.t_ms, event.values)
-            elif isinstance(event, CheckpointCommitted):
-                with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
-                    ctx.tracker.checkpoint(store.get(event.name))
-            elif isinstance(event, Resumed):
-                for warning in event.warnings:
-                    ctx.warn(f"train: {warning}")
-                ctx.reporter.say(f"train: continues from step {event.step} ({event.exactness})")
-                ctx.attempt = ctx.attempt.model_copy(update={"exactness": event.exactness, "resumed_from_step": event.step})
-                ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
-            elif isinstance(event, StopAsked):
-                ctx.reporter.say("train: stopping; what is trained so far is saved first, a second signal stops at once")
-            elif isinstance(event, WorkerStarted):
-                workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
-                ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})
-                ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
-            elif isinstance(event, WorkersLost):
-                if not ctx.stopping.stop.is_set():  # then it was ended from here
-                    restart = f"restart {event.restart} of {job.spec.retries}"
-                    ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
-            elif isinstance(event, Notice):
-                ctx.reporter.say(f"train: {event.message}")
-            elif isinstance(event, Printed):
-                for line in event.lines:
-                    ctx.reporter.say(f"train: rank {event.rank}: {line}")
-            elif isinstance(event, Warned):
-                ctx.warn(f"train: {event.message}")
-            elif isinstance(event, TrainProgress):
-                progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
+        publish(events, handlers)
 
     ctx.stopping.graceful = True
     try:
@@ -160,6 +134,54 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     _check_ended_well(ctx, outcome)
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
+
+
+def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
+    """Subscribe the ledger, the tracker and the terminal to what training publishes. Points go to the tracker in one call."""
+    say, progress = ctx.reporter.say, ctx.reporter.progress("train")
+
+    def save_attempt(**changes: Any) -> None:
+        ctx.attempt = ctx.attempt.model_copy(update=changes)
+        ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+
+    def committed(event: CheckpointCommitted) -> None:
+        with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
+            ctx.tracker.checkpoint(store.get(event.name))
+
+    def resumed(event: Resumed) -> None:
+        for warning in event.warnings:
+            ctx.warn(f"train: {warning}")
+        say(f"train: continues from step {event.step} ({event.exactness})")
+        save_attempt(exactness=event.exactness, resumed_from_step=event.step)
+
+    def started(event: WorkerStarted) -> None:
+        save_attempt(workers={**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"})
+
+    def lost(event: WorkersLost) -> None:
+        if not ctx.stopping.stop.is_set():  # then it was ended from here
+            restart = f"restart {event.restart} of {ctx.project.spec.train.retries}"
+            ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
+
+    def printed(event: Printed) -> None:
+        for line in event.lines:
+            say(f"train: rank {event.rank}: {line}")
+
+    def progressed(event: TrainProgress) -> None:
+        progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
+
+    return {
+        MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
+        CheckpointCommitted: committed,
+        Resumed: resumed,
+        StopAsked: lambda _: say("train: stopping; what is trained so far is saved first, a second signal stops at once"),
+        WorkerStarted: started,
+        WorkersLost: lost,
+        Notice: lambda event: say(f"train: {event.message}"),
+        Stalled: lambda event: say(f"train: {event.message}"),
+        Printed: printed,
+        Warned: lambda event: ctx.warn(f"train: {event.message}"),
+        TrainProgress: progressed,
+    }
 
 
 def _check_ended_well(ctx: RunContext, outcome: TrainOutcome) -> None:

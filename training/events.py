@@ -1,10 +1,10 @@
-"""Which events does training send to the driver?"""
+"""Which events does training publish while it runs, and how do subscribers of the driver receive them?"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 
@@ -14,12 +14,14 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "Handlers",
     "MachineLoad",
     "Notice",
     "Point",
     "Printed",
     "Resumed",
     "Saving",
+    "Stalled",
     "StopAsked",
     "TrainProgress",
     "Warned",
@@ -27,6 +29,7 @@ __all__ = [
     "WorkersLost",
     "WorkersStarting",
     "now_ms",
+    "publish",
 ]
 
 
@@ -104,7 +107,7 @@ class WorkersLost(Section):
     ranks: tuple[int, ...]
     restart: int
     who: str = ""
-    """The ranks that were lost and their nodes, in words. Made by the driver."""
+    """The ranks that ended without an error of their own, and their processes, for a message."""
 
 
 class Notice(Section):
@@ -117,6 +120,15 @@ class Warned(Section):
     """Something a user should know that does not stop training."""
 
     message: str
+
+
+class Stalled(Section):
+    """No step was done for `train.stall_s`. Made by the driver."""
+
+    message: str
+    """Where every rank is."""
+    blamed: str
+    """The same of the ranks that do not wait for others; empty where all do."""
 
 
 class Printed(Section):
@@ -151,9 +163,21 @@ Event = (
     | WorkersLost
     | Notice
     | Warned
+    | Stalled
     | Printed
     | Failure
 )
+
+Handlers = Mapping[type[Any], Callable[[Any], object]]
+"""What a subscriber does about an event, by the event's type."""
+
+
+def publish(events: Sequence[Event], *subscribers: Handlers) -> None:
+    """Call the handlers of each event's type, in the order of the events and of the subscribers."""
+    for event in events:
+        for handlers in subscribers:
+            if (handle := handlers.get(type(event))) is not None:
+                handle(event)
 
 
 def now_ms(clock: Callable[[], float] = time.time) -> int:

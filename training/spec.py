@@ -98,6 +98,8 @@ class TrainSpec(Section):
     wait_s: Annotated[PositiveFloat, OnResume.FREE] = 900.0
     """Seconds that a start or a restart of the workers waits for CPUs and GPUs that the cluster lacks, such as for a lost node
     to come back. Then the command ends, and the same command continues."""
+    stall_s: Annotated[PositiveFloat, OnResume.FREE] = 120.0
+    """Seconds without a step until a line says at which line of Python every rank is; one that was stopped is started again."""
 
     @model_validator(mode="before")
     @classmethod

@@ -215,7 +215,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     machines.power_off(3)
     # In whichever way it is reported first: Ray may find the loss before 15 s without a step have passed.
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer|a worker was lost: rank \d on machine3 ")
-    run.tells(r"a worker was lost: rank \d on machine3 \(10\.77\.7\.13\), .* \(restart 1 of 5\)")
+    run.tells(r"a worker was lost: rank \d on machine3 \(pid \d+\).* \(restart 1 of 5\)")
     if not SPARE:
         run.tells(r"train: waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2")
         site.worker(5, cpus=2)

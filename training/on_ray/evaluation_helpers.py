@@ -17,7 +17,7 @@ from penstock.training.evaluation.split_measures import Helper, MeasuredBatches
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, TrainedModel, load_model
 from penstock.training.on_ray.resources import room_for
-from penstock.training.on_ray.silence import Cluster
+from penstock.training.on_ray.watcher import Cluster
 from penstock.training.open_feeds import StreamFeeds
 
 __all__ = ["can_share_out", "start_helpers"]

@@ -1,4 +1,4 @@
-"""What has the driver heard from the workers, and what does it add up to: an outcome, or the first cause of a failure?"""
+"""What do the events of an attempt add up to: an outcome, or the first cause of a failure?"""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.events import (
     Event,
     Failure,
+    Handlers,
     Resumed,
     Saving,
+    Stalled,
     TrainProgress,
     Warned,
     WorkersStarting,
     WorkerStarted,
+    publish,
 )
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.worker import RankResult
@@ -33,25 +36,41 @@ _LOGS = "python-core-worker-"
 
 
 class EventLog:
-    """Collects the events of one attempt and passes them on.
+    """Publishes the events of one attempt, and keeps those that say how it ends.
 
     Args:
         job: what is trained.
         listener: gets the events; if it raises, training goes on and a warning says so.
+        subscribers: get them before.
     """
 
-    def __init__(self, job: TrainJob, listener: Callable[[list[Event]], None]) -> None:
+    def __init__(self, job: TrainJob, listener: Callable[[list[Event]], None], *subscribers: Handlers) -> None:
         self._job = job
         self._listener = listener
+        self._subscribers: tuple[Handlers, ...] = (
+            {
+                Warned: lambda event: self._warnings.append(event.message),
+                Resumed: self._resume,
+                Saving: self._save,
+                Failure: lambda event: self._failures.setdefault(event.rank, event),
+                Stalled: self._stall,
+                TrainProgress: self._progress,
+                WorkersStarting: self._starting,
+                WorkerStarted: self._started,
+            },
+            *subscribers,
+        )
         self._listener_failed = False
         self._warnings: list[str] = []
         self._failures: dict[int, Failure] = {}
         """Of the newest worker group, by rank, in the order in which they reached the mailbox: the workers' clocks differ."""
         self._resumed: Resumed | None = None
         """The first resume of the attempt; later ones are restarts."""
+        self._stalled: Stalled | None = None
+        """Of the newest worker group, where no step was done since."""
         self._restarts = 0
         self._step: int | None = None
-        """The last step that was heard of, of the newest worker group; rank 0 tells it a few times a second."""
+        """The last step that was reported, of the newest worker group; rank 0 reports it a few times a second."""
         self._ended_after: list[int | None] = []
         """The same of the worker groups before."""
         self._up = False
@@ -59,29 +78,9 @@ class EventLog:
         self.saves = 0
         """Checkpoints that were begun."""
 
-    def hear(self, events: list[Event]) -> None:
-        """Take in events, in order, and pass them on."""
-        for event in events:
-            if isinstance(event, Warned):
-                self._warnings.append(event.message)
-            elif isinstance(event, Resumed):
-                self._warnings.extend(event.warnings)
-                self._resumed = self._resumed or event
-            elif isinstance(event, Saving):
-                self.saves += 1
-            elif isinstance(event, Failure):
-                self._failures.setdefault(event.rank, event)
-            elif isinstance(event, TrainProgress):
-                self._step = event.step
-            elif isinstance(event, WorkersStarting):
-                if self._up:  # else Ray Train asks again for those that it has not got
-                    self._ended_after.append(self._step)
-                self._up, self._step = False, None
-            elif isinstance(event, WorkerStarted):
-                self._up = True
-                if event.restart > self._restarts:
-                    self._restarts = event.restart
-                    self._failures.clear()
+    def publish(self, events: list[Event]) -> None:
+        """Publish events, in order."""
+        publish(events, *self._subscribers)
         if not events:
             return
         try:
@@ -93,6 +92,30 @@ class EventLog:
                 _log.warning("the listener of training events fails: %s", error, exc_info=True)
                 self._warnings.append(f"training events could not be passed on: {said_of(error)}")
             self._listener_failed = True
+
+    def _resume(self, event: Resumed) -> None:
+        self._warnings.extend(event.warnings)
+        self._resumed = self._resumed or event
+
+    def _save(self, _event: Saving) -> None:
+        self.saves += 1
+
+    def _progress(self, event: TrainProgress) -> None:
+        self._step, self._stalled = event.step, None
+
+    def _stall(self, event: Stalled) -> None:
+        self._stalled = event
+
+    def _starting(self, _event: WorkersStarting) -> None:
+        if self._up:  # else Ray Train asks again for those that it has not got
+            self._ended_after.append(self._step)
+        self._up, self._step = False, None
+
+    def _started(self, event: WorkerStarted) -> None:
+        self._up = True
+        if event.restart > self._restarts:
+            self._restarts, self._stalled = event.restart, None
+            self._failures.clear()
 
     @property
     def final_failure(self) -> PenstockError | None:
@@ -133,6 +156,9 @@ class EventLog:
             cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
         else:
             cause = f"{type(raised).__name__}: {raised}"
+        if self._stalled is not None and self._stalled.blamed:  # else a rank is blamed that waited for the one that is stuck
+            details = [f"in the end {cause}", *details]
+            cause = f"no step was done while {self._stalled.blamed}"
         others = len({*reported, *self._failures}) - 1
         more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
         if self._ended_after:

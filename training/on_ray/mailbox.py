@@ -19,7 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.redact import redact_text
-from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
+from penstock.training.events import Event, Failure, WorkersLost, WorkersStarting, WorkerStarted
 
 __all__ = ["Mailbox", "MailboxHandle", "Mailboxes", "RayMailboxClient", "mailboxes", "open_mailbox", "say_in_log"]
 
@@ -38,6 +38,8 @@ class Mailbox:
         """Worker groups that Ray Train has asked for, less one: the number of the newest."""
         self._losses = 0
         self._workers: dict[int, Any] = {}
+        self._places: dict[int, str] = {}
+        """Rank -> its process, for a message, of the ranks that have not reported a failure."""
         self._controller: Any = None
         self._delivered: dict[str, int] = {}
 
@@ -45,6 +47,7 @@ class Mailbox:
         """Register a rank's process and its actor handle."""
         restart = self._group
         self._workers[rank] = worker
+        self._places[rank] = f"rank {rank} on {host} (pid {pid})"
         self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart, node=node))
         return {"stop": self._stop, "restart": restart}
 
@@ -60,6 +63,9 @@ class Mailbox:
         if not replaced and number > self._delivered.get(sender, 0):
             self._delivered[sender] = number
             self._events.extend(events)
+            for event in events:
+                if isinstance(event, Failure):
+                    self._places.pop(event.rank, None)
         return {"stop": self._stop, "replaced": replaced}
 
     def starting(self) -> None:
@@ -70,7 +76,10 @@ class Mailbox:
     def lost(self, ranks: list[int]) -> None:
         """These ranks are given up, and all are started again. From the same as `starting`."""
         self._losses += 1
-        self._events.append(WorkersLost(ranks=tuple(ranks), restart=self._losses))
+        # Ranks that reported why they end are a consequence of those that ended without a word, as a rule.
+        silent = [self._places[rank] for rank in ranks if rank in self._places]
+        who = ", ".join(silent or [f"rank {rank}" for rank in ranks])
+        self._events.append(WorkersLost(ranks=tuple(ranks), restart=self._losses, who=who))
 
     def take(self) -> list[Event]:
         """Hand over the events since the last call. Driver only."""

@@ -14,7 +14,7 @@ from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
 from penstock.training.events import Event, Notice, Warned
 from penstock.training.on_ray.resources import gpus_of_auto
-from penstock.training.on_ray.silence import Cluster, Silence
+from penstock.training.on_ray.watcher import Cluster, Watcher
 from penstock.training.spec import TrainSpec
 
 __all__ = ["needs_of_one_worker", "on_one_worker"]
@@ -53,11 +53,11 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callab
     """
     need, chosen = needs_of_one_worker(spec)
     if "GPU" not in need:
-        _tell(chosen, what, say)
+        _say(chosen, what, say)
     task: Any = ray.remote(max_retries=1, num_returns="streaming")(_call)
     parts = task.options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0)).remote(work)
     with raising_ours():
-        _wait_for_start(parts, Silence(spec.model_copy(update={"workers": 1}), need), what, say)
+        _wait_for_start(parts, Watcher(spec.model_copy(update={"workers": 1}), need), what, say)
         try:
             ray.get(next(parts))
             result, printed = ray.get(next(parts))
@@ -73,17 +73,17 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callab
     return cast("T", result)
 
 
-def _wait_for_start(parts: Any, silence: Silence, what: str, say: Callable[[str], None]) -> None:
+def _wait_for_start(parts: Any, watcher: Watcher, what: str, say: Callable[[str], None]) -> None:
     while not ray.wait([parts], timeout=POLL_S)[0]:
         try:
-            told = silence.tell()
+            due = watcher.due()
         except TrainingError:
             ray.cancel(parts)  # nothing is to begin that nobody waits for
             raise
-        _tell(told, what, say)
+        _say(due, what, say)
 
 
-def _tell(events: list[Event], what: str, say: Callable[[str], None]) -> None:
+def _say(events: list[Event], what: str, say: Callable[[str], None]) -> None:
     for event in events:
         if isinstance(event, Notice | Warned):
             say(f"{what}: {event.message}")

@@ -15,12 +15,11 @@ from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
-from penstock.training.on_ray.joined_late import leave_mark
 from penstock.training.on_ray.mailbox import MailboxHandle, mailboxes, open_mailbox
 from penstock.training.on_ray.one_task import TaskFit, is_one_task
 from penstock.training.on_ray.one_worker import needs_of_one_worker
-from penstock.training.on_ray.silence import Silence
-from penstock.training.on_ray.worker import RankResult
+from penstock.training.on_ray.watcher import Watcher
+from penstock.training.on_ray.worker import RankResult, leave_mark
 
 __all__ = ["TrainOutcome", "train"]
 
@@ -85,20 +84,20 @@ def _follow(
     in_ray_train: bool,
 ) -> TrainOutcome:
     mailbox = open_mailbox()
-    attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
-    attempt.hear(chosen)
+    watcher = Watcher(job.spec, need)
+    attempt = EventLog(job, listener, watcher.handlers)
+    attempt.publish(chosen)
     fit = _fit(job, mailbox, need, work, own_cluster=own_cluster, in_ray_train=in_ray_train)
-    silence = Silence(job.spec, need)
     stopping = _Stopping(stop, mailbox, fit)
     try:
         fit.start()
         while not fit.over.wait(POLL_S) and not stopping.given_up:
-            attempt.hear(silence.hear(ray.get(mailbox.call("take"))))
+            attempt.publish(ray.get(mailbox.call("take")))
             if stopping.pursue(attempt.saves):
-                attempt.hear([StopAsked()])
-            attempt.hear(silence.tell())
-        attempt.hear(silence.hear(ray.get(mailbox.call("take"))))
+                attempt.publish([StopAsked()])
+            attempt.publish(watcher.due())
+        attempt.publish(ray.get(mailbox.call("take")))
     finally:
         fit.end()
         mailbox.close()

@@ -15,10 +15,11 @@ import ray
 import torch
 import torch.distributed as dist
 
-from penstock.errors import LeaseHeldError, PenstockError, SpecError
+from penstock.errors import LeaseHeldError, PenstockError, PreflightError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.machine.prints import is_worth_a_line
 from penstock.redact import first_line, hiding_secrets
+from penstock.storage import Storage
 from penstock.training.callbacks.callback import Training, load_callbacks
 from penstock.training.checkpoint.exactness import (
     BIT_EXACT,
@@ -41,8 +42,8 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
-from penstock.training.on_ray.joined_late import must_see_mark
 from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, say_in_log
+from penstock.training.on_ray.stacks import answer_with_stacks
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -51,7 +52,18 @@ from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, format_changes
 from penstock.training.step.learner import Learner
 
-__all__ = ["AgainError", "RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
+__all__ = [
+    "AgainError",
+    "RankResult",
+    "agree_on_checkpoint",
+    "leave_mark",
+    "must_see_mark",
+    "run_rank",
+    "train_alone",
+    "train_loop_per_worker",
+]
+
+_MARK = "seen-by-all.json"
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankR
 
 def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, work: Callable[..., RankResult]) -> RankResult:
     """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
+    answer_with_stacks()
     node = ray.get_runtime_context().get_node_id()
     greeting = ray.get(mailbox.call("start", group.rank, socket.gethostname(), os.getpid(), actor, node))
     if actor is None and greeting["restart"]:
@@ -125,6 +138,30 @@ def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, wo
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
+
+
+def leave_mark(run_storage: Storage, attempt: int) -> None:
+    """Write, in the driver, a file that every rank must be able to read."""
+    run_storage.write_json(_MARK, {"attempt": attempt})
+
+
+def must_see_mark(run_storage: Storage, attempt: int) -> None:
+    """Look for the driver's mark from a rank. A node that joined after the driver asked all of them was not asked.
+
+    Raises:
+        PreflightError: it is not there: checkpoints written here would be lost, and those of others are not found.
+    """
+    try:
+        found = run_storage.read_json(_MARK)["attempt"]
+    except FileNotFoundError:
+        found = None
+    if found != attempt:
+        raise PreflightError(
+            f"{socket.gethostname()}, a node that joined the Ray cluster after its nodes were asked, does not see "
+            f"{run_storage.uri('')}, where this run is kept",
+            next_step="set `storage` to s3:// or to a folder that every node mounts under the same path; or take that node out "
+            "(`ray stop` there), and run the same command: it continues",
+        )
 
 
 def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
-from penstock.training.events import Event, Failure, TrainProgress, WorkersStarting, WorkerStarted
+from penstock.training.events import Event, Failure, Stalled, TrainProgress, WorkersStarting, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job, train_alone
 
 
 def attempt_after(folder: Path, *events: Event) -> EventLog:
     attempt = EventLog(make_job(folder), lambda events: None)
-    attempt.hear(list(events))
+    attempt.publish(list(events))
     return attempt
 
 
@@ -72,6 +72,16 @@ def test_of_equal_failures_the_first_that_arrived_is_shown_and_the_others_are_co
     assert error.message == "training failed: rank 0: OSError: first (2 other ranks failed with it)"
 
 
+def test_a_rank_that_hung_is_blamed_and_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
+    stalled = Stalled(message="", blamed="rank 1 is in user code (model.py:3 in loss)")
+    late = failure(0, "RuntimeError: timed out")
+    error = attempt_after(tmp_path, stalled, late).error(RuntimeError("x"))
+    assert error.message.startswith("training failed: no step was done while rank 1 is in user code (model.py:3 in loss)")
+    assert "rank 0: RuntimeError: timed out" in error.problems[0]
+    goes_on = TrainProgress(step=1, total_steps=2, epoch=0, rows_per_s=1)
+    assert "rank 1" not in attempt_after(tmp_path, stalled, goes_on, late).error(RuntimeError("x")).message
+
+
 def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
     events = [started(0, 0), failure(0, "OSError: old"), started(1, 1), started(0, 1), failure(0, "OSError: new")]
     error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
@@ -104,4 +114,4 @@ def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Pat
         raise stop
 
     with pytest.raises(type(stop)):
-        EventLog(make_job(tmp_path), listen).hear([started(0, 0)])
+        EventLog(make_job(tmp_path), listen).publish([started(0, 0)])

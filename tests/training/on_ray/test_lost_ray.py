@@ -80,7 +80,7 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
         monkeypatch.setattr(trainer, "open_mailbox", calls.open_mailbox)
         monkeypatch.setattr(trainer, "TaskFit", lambda *_: Here(calls))
         monkeypatch.setattr(trainer, "POLL_S", 0.005)
-        monkeypatch.setattr(trainer, "Silence", partial(trainer.Silence, clock=lambda: 0.0))  # it looks at no cluster
+        monkeypatch.setattr(trainer, "Watcher", partial(trainer.Watcher, clock=lambda: 0.0))  # it looks at no cluster
         monkeypatch.setattr(ray, "get", calls.get)
         return trainer.train(job, stop=threading.Event(), listener=lambda events: None)
 

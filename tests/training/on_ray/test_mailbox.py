@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from penstock.training.events import CheckpointCommitted, Event, Saving, Warned, WorkersLost, WorkerStarted
+from penstock.errors import PreflightError
+from penstock.storage import Storage
+from penstock.training.events import CheckpointCommitted, Event, Failure, Saving, Warned, WorkersLost, WorkerStarted
 from penstock.training.loop.event_sender import Courier
 from penstock.training.on_ray.mailbox import Mailbox, Mailboxes, MailboxHandle, RayMailboxClient
+from penstock.training.on_ray.worker import leave_mark, must_see_mark
 
 AWAY = ActorUnavailableError("the node does not answer", None)
 
@@ -111,3 +116,23 @@ def test_a_group_that_was_replaced_is_told_so_and_not_listened_to() -> None:
     assert [event.name for event in heard if isinstance(event, CheckpointCommitted)] == ["a", "b", "c"]
     assert [event.restart for event in heard if isinstance(event, WorkersLost)] == [1]
     assert len([event for event in heard if isinstance(event, WorkerStarted)]) == 4
+
+
+def test_lost_workers_are_those_that_ended_without_an_error() -> None:
+    mailbox = Mailbox()
+    mailbox.starting()
+    for rank in (0, 1):
+        mailbox.start(rank, f"node{rank}", 7 + rank, None)
+    mailbox.put([Failure(rank=0, final=False, text="connection closed")], 0, "rank 0", 1)
+    mailbox.lost([0, 1])
+    assert [event.who for event in mailbox.take() if isinstance(event, WorkersLost)] == ["rank 1 on node1 (pid 8)"]
+
+
+def test_a_rank_that_does_not_see_the_storage_names_its_node(tmp_path: Path) -> None:
+    shared, own = Storage(str(tmp_path / "shared")), Storage(str(tmp_path / "own"))
+    leave_mark(shared, 2)
+    must_see_mark(shared, 2)
+    for storage, attempt in ((own, 2), (shared, 3)):
+        with pytest.raises(PreflightError) as refused:
+            must_see_mark(storage, attempt)
+        assert socket.gethostname() in refused.value.message and str(storage.uri("")) in refused.value.message

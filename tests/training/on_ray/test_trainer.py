@@ -28,11 +28,11 @@ from penstock.tasks.evaluate import measure_checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.evaluate import EvaluationResult, evaluate
 from penstock.training.evaluation.split_measures import Helper
-from penstock.training.events import CheckpointCommitted, Event, Notice, Printed, TrainProgress, WorkerStarted
+from penstock.training.events import CheckpointCommitted, Event, Notice, Printed, Stalled, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model, own_device
-from penstock.training.on_ray import silence, trainer
+from penstock.training.on_ray import trainer
 from penstock.training.on_ray.evaluation_helpers import start_helpers
 from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
 from penstock.training.on_ray.one_worker import needs_of_one_worker, on_one_worker
@@ -184,6 +184,16 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
     assert sorted(printed) == [(rank, line) for rank in (0, 1) for line in SLOW_SAYS for _step in range(2)]
     assert {"TrainController", "RayTrainWorker", "Mailboxes"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
+
+
+def test_a_stopped_rank_is_named_and_all_are_started_again(tmp_path: Path) -> None:
+    watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGSTOP))
+    outcome = run(tmp_path, "stopped", watcher, **SLOW, max_steps=40, stall_s=3)
+    assert (outcome.status, outcome.restarts) == ("finished", 1)
+    (message, *_), _ = zip(
+        *((event.message, event.blamed) for event in watcher.events if isinstance(event, Stalled)), strict=True
+    )
+    assert "rank 1 was stopped (SIGSTOP)" in message and "rank 0 waits for the other ranks (" in message
 
 
 def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult:
@@ -351,8 +361,8 @@ class Others:
 def test_what_a_full_cluster_has_no_room_for_is_waited_for_with_a_word_and_not_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SHORT_S", 0.1)
-    monkeypatch.setattr(silence, "FIRST_S", 0.1)
+    monkeypatch.setattr("penstock.training.on_ray.watcher.SHORT_S", 0.1)
+    monkeypatch.setattr("penstock.training.on_ray.watcher.FIRST_S", 0.1)
     others = Others.remote()
     ray.get(others.__ray_ready__.remote())
     spec = TrainSpec(recipe="model.py:Net", workers=2, gpus=0, wait_s=3)
@@ -374,7 +384,7 @@ def grows_to(*groups: tuple[dict[str, float], int]) -> None:
 def test_gpus_that_an_autoscaler_could_bring_are_waited_for_with_a_word_and_not_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(silence, "SHORT_S", 0.1)
+    monkeypatch.setattr("penstock.training.on_ray.watcher.SHORT_S", 0.1)
     spec = TrainSpec(recipe="model.py:Net", workers=2, cpus_per_worker=1, wait_s=1)
     said: list[str] = []
     try:

@@ -1,10 +1,9 @@
-"""Does a person learn, within seconds and no more often than needed, what training waits for?"""
+"""Does a person learn, within seconds and no more often than needed, which thing training waits for?"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -12,16 +11,17 @@ from penstock.errors import TrainingError
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
-    Failure,
     Notice,
     Saving,
+    Stalled,
     TrainProgress,
-    WorkersLost,
     WorkersStarting,
     WorkerStarted,
+    publish,
 )
 from penstock.training.on_ray.resources import gpus_of_auto, missing_for_workers
-from penstock.training.on_ray.silence import Cluster, Node, Silence
+from penstock.training.on_ray.stacks import Place
+from penstock.training.on_ray.watcher import Cluster, Node, Watcher
 from penstock.training.spec import TrainSpec
 
 
@@ -50,32 +50,37 @@ class Bench(Cluster):
         return [node for node in nodes if node.id in self.off]
 
     def lose(self, index: int) -> None:
-        self.known[index] = replace(self.known[index], alive=False, resources={})
+        self.known[index] = self.known[index]._replace(alive=False, resources={})
 
 
-def watch(bench: Bench, need: float = 1, **spec: float) -> Silence:
-    return Silence(TrainSpec(recipe="a.py:B", workers=2, **spec), {"CPU": need}, bench, lambda: bench.now_s)
+def watch(bench: Bench, places: Mapping[int, Place] | None = None, **spec: float) -> Watcher:
+    spec = {"stall_s": 1e6, **spec}
+    clock = lambda: bench.now_s  # noqa: E731
+    return Watcher(TrainSpec(recipe="a.py:B", workers=2, **spec), {"CPU": 1}, bench, clock, lambda _: lambda: places)
 
 
-def started(silence: Silence, *nodes: int, restart: int = 0) -> None:
-    silence.hear([WorkersStarting()])
-    silence.hear(
-        WorkerStarted(rank=rank, host="h", pid=1, restart=restart, node=f"id{node}") for rank, node in enumerate(nodes)
-    )
+def seen(watcher: Watcher, *events: Event) -> list[str]:
+    publish(events, watcher.handlers)
+    return texts(watcher.due())
+
+
+def started(watcher: Watcher, *nodes: int) -> None:
+    ranks = [WorkerStarted(rank=rank, host=f"h{rank}", pid=1, restart=0, node=f"id{node}") for rank, node in enumerate(nodes)]
+    seen(watcher, WorkersStarting(), *ranks)
 
 
 def step(number: int) -> TrainProgress:
     return TrainProgress(step=number, total_steps=100, epoch=0, rows_per_s=1.0)
 
 
-def lines(silence: Silence, bench: Bench, seconds: float) -> list[str]:
+def lines(watcher: Watcher, bench: Bench, seconds: float) -> list[str]:
     """What is reported while so much time passes without an event."""
-    told: list[str] = []
+    shown: list[str] = []
     end_s = bench.now_s + seconds
     while bench.now_s < end_s:
         bench.now_s += 0.5
-        told += texts(silence.tell())
-    return told
+        shown += texts(watcher.due())
+    return shown
 
 
 def texts(events: Sequence[Event]) -> list[str]:
@@ -84,78 +89,97 @@ def texts(events: Sequence[Event]) -> list[str]:
 
 def test_a_silent_node_is_named_after_15_seconds_and_then_rarely() -> None:
     bench = Bench(1, 1, 1)
-    silence = watch(bench)
-    started(silence, 1, 2)
-    silence.hear([step(7)])
+    watcher = watch(bench)
+    started(watcher, 1, 2)
+    seen(watcher, step(7))
     bench.off = {"id2"}
-    assert lines(silence, bench, 130) == [f"no step for {s} s; node2 (10.77.0.12) does not answer" for s in (15, 30, 60, 120)]
-    assert texts(silence.hear([step(8)])) == ["goes on at step 8"]
-    assert texts(silence.hear([step(9)])) == []
+    assert lines(watcher, bench, 130) == [f"no step for {s} s; node2 (10.77.0.12) does not answer" for s in (15, 30, 60, 120)]
+    assert seen(watcher, step(8)) == ["goes on at step 8"]
+    assert seen(watcher, step(9)) == []
 
 
 def test_a_long_step_is_no_failure_and_once_known_no_news() -> None:
     bench = Bench(1, 1)
-    silence = watch(bench)
-    started(silence, 0, 1)
-    assert lines(silence, bench, 20) == ["no step yet, 15 s after 2 workers have started"]
-    silence.hear([step(1)])
-    assert lines(silence, bench, 60) == [
+    watcher = watch(bench)
+    started(watcher, 0, 1)
+    assert lines(watcher, bench, 20) == ["no step yet, 15 s after 2 workers have started"]
+    seen(watcher, step(1))
+    assert lines(watcher, bench, 60) == [
         f"no step for {s} s; all nodes of the workers answer, the last one was 1" for s in (15, 30, 60)
     ]
-    silence.hear([step(2)])
-    assert lines(silence, bench, 62) == []
+    seen(watcher, step(2))
+    assert lines(watcher, bench, 62) == []
     bench.off = {"id0"}
-    assert lines(silence, bench, 60) == ["no step for 120 s; node0 (10.77.0.10) does not answer"]
+    assert lines(watcher, bench, 60) == ["no step for 120 s; node0 (10.77.0.10) does not answer"]
 
 
 def test_a_write_that_takes_long_is_named() -> None:
     bench = Bench(2)
-    silence = watch(bench)
-    started(silence, 0, 0)
-    silence.hear([step(5), Saving(step=5)])
-    assert lines(silence, bench, 16) == ["no step for 15 s; the checkpoint of step 5 is being written"]
-    silence.hear([CheckpointCommitted(name="c", step=5), step(100)])
-    assert lines(silence, bench, 16) == ["all steps are done for 15 s; the workers have not ended yet"]
+    watcher = watch(bench)
+    started(watcher, 0, 0)
+    seen(watcher, step(5), Saving(step=5))
+    assert lines(watcher, bench, 16) == ["no step for 15 s; the checkpoint of step 5 is being written"]
+    seen(watcher, CheckpointCommitted(name="c", step=5), step(100))
+    assert lines(watcher, bench, 16) == ["all steps are done for 15 s; the workers have not ended yet"]
 
 
-def test_a_lost_worker_is_named_with_its_node_and_a_restart_says_what_it_lacks() -> None:
+def test_a_restart_says_what_it_lacks_and_ends_after_wait_s() -> None:
     bench = Bench(0, 1, 1)
-    silence = watch(bench, wait_s=60)
-    started(silence, 1, 2)
-    silence.hear([step(7), Failure(rank=0, final=False, text="connection closed")])
+    watcher = watch(bench, wait_s=60)
+    started(watcher, 1, 2)
+    seen(watcher, step(7))
     bench.lose(2)
-    lost = silence.hear([WorkersLost(ranks=(0, 1), restart=1), WorkersStarting()])
-    assert isinstance(lost[0], WorkersLost) and lost[0].who == "rank 1 on node2 (10.77.0.12), a node that Ray has lost"
-    first, *later = lines(silence, bench, 59)
+    seen(watcher, WorkersStarting())
+    first, *later = lines(watcher, bench, 59)
     assert first == (
         "waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2. The command ends in 55 s if they do not come "
         "(train.wait_s: 60); the same command continues"
     )
     assert len(later) == 2
-    silence.hear([WorkersStarting()])  # asked again, the wait is the same
+    seen(watcher, WorkersStarting())  # asked again, the wait is the same
     with pytest.raises(TrainingError, match=r"within 60 s \(train.wait_s\): still waiting for 1 more CPU") as ended:
-        lines(silence, bench, 5)
+        lines(watcher, bench, 5)
     assert "the same command, which continues" in ended.value.next_step
 
 
 def test_workers_that_start_late_say_goodbye_to_the_wait() -> None:
     bench = Bench(2, 2)
-    silence = watch(bench, wait_s=60)
-    silence.hear([WorkersStarting()])
-    (line,) = lines(silence, bench, 16)
+    watcher = watch(bench, wait_s=60)
+    seen(watcher, WorkersStarting())
+    (line,) = lines(watcher, bench, 16)
     assert line == "waiting for the workers for 15 s; 0 of 2 have started"
-    started(silence, 0, 1)
-    assert texts(silence.hear([step(1)])) == ["step 1 is done"]
-    assert lines(silence, bench, 14) == []
+    started(watcher, 0, 1)
+    assert seen(watcher, step(1)) == ["step 1 is done"]
+    assert lines(watcher, bench, 14) == []
+
+
+def test_after_stall_s_the_ranks_that_do_not_wait_are_named_first() -> None:
+    bench = Bench(1, 1)
+    waits, stuck = (
+        Place("waits for the other ranks (a.py:1 in f)", waits=True),
+        Place("is in user code (b.py:2 in g)", waits=False),
+    )
+    watcher = watch(bench, {0: waits, 1: stuck}, stall_s=10)
+    started(watcher, 0, 1)
+    bench.now_s = 11
+    (event,) = watcher.due()
+    blamed = "rank 1 on h1 is in user code (b.py:2 in g)"
+    message = f"no step for 11 s: {blamed}; rank 0 on h0 waits for the other ranks (a.py:1 in f)"
+    assert event == Stalled(message=message, blamed=blamed)
+    bench.now_s = 21
+    assert not [event for event in watcher.due() if isinstance(event, Stalled)], "the next one after twice as long"
+    assert seen(watcher, step(1)) == ["step 1 is done"]
+    bench.now_s += 9
+    assert not [event for event in watcher.due() if isinstance(event, Stalled)]
 
 
 def test_a_silent_head_is_named_without_a_call_that_would_wait_for_it() -> None:
     bench = Bench(1, 1)
-    silence = watch(bench)
-    started(silence, 0, 1)
-    silence.hear([step(1)])
+    watcher = watch(bench)
+    started(watcher, 0, 1)
+    seen(watcher, step(1))
     bench.head = False
-    assert lines(silence, bench, 16) == ["no step for 15 s; the head of the Ray cluster does not answer"]
+    assert lines(watcher, bench, 16) == ["no step for 15 s; the head of the Ray cluster does not answer"]
 
 
 @pytest.fixture
@@ -175,7 +199,7 @@ def full_port() -> Iterator[int]:
 
 
 def test_a_node_whose_port_is_closed_or_never_answers_is_silent(full_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.training.on_ray.silence.CONNECT_S", 0.2)
+    monkeypatch.setattr("penstock.training.on_ray.watcher.CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as living, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ports = [living.getsockname()[1], closed.getsockname()[1], full_port]

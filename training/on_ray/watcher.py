@@ -1,0 +1,286 @@
+"""What does training wait for while no step is done: nodes that do not answer, workers that have not started, a slow write?
+
+A line says only what is known, and rarely: a step may rightly take a minute. Ray itself calls a node that lost its power dead
+after a minute or so; a connection to the node's own port tells within seconds that it does not answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import ray
+from ray._private.state import state as ray_state
+
+from penstock.errors import TrainingError
+from penstock.messages import capped
+from penstock.training.events import (
+    CheckpointCommitted,
+    Event,
+    Handlers,
+    Notice,
+    Saving,
+    Stalled,
+    TrainProgress,
+    WorkersStarting,
+    WorkerStarted,
+)
+from penstock.training.on_ray.resources import missing_for_workers
+from penstock.training.on_ray.stacks import Asked, Process, ask_ranks
+from penstock.training.spec import TrainSpec
+
+__all__ = ["Cluster", "Node", "Watcher"]
+
+FIRST_S = 15.0
+"""Seconds without a step until the first line; each later one takes twice as long."""
+
+SHORT_S = 5.0
+"""Seconds until a start that lacks CPUs or GPUs says so."""
+
+BOUND_SHOWN_S = 60.0
+"""A start that lacks nothing may be slow: from here on a line says how long it is waited for, and what is free."""
+
+MOST_RANKS = 8
+"""A line says of so many where they are, those first that do not wait for others."""
+
+CONNECT_S = 2.0
+"""How long a node may take to accept a connection."""
+
+
+class Node(NamedTuple):
+    """A node as Ray knows it."""
+
+    id: str
+    host: str
+    address: str
+    port: int
+    """Of its raylet, which other nodes reach too."""
+    alive: bool
+    """False once Ray has called it dead."""
+    resources: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return self.host if self.host == self.address else f"{self.host} ({self.address})"
+
+
+class Cluster:
+    """The cluster that this process is connected to."""
+
+    def head_answers(self) -> bool:
+        """Whether a connection to Ray's head is accepted. Ray's own calls wait for a silent head, and then end the process."""
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        return _accepts(host, int(port))
+
+    def nodes(self) -> list[Node]:
+        """Return all nodes that Ray remembers, dead ones too. The head must answer."""
+        names = ("NodeID", "NodeManagerHostname", "NodeManagerAddress", "NodeManagerPort", "Alive", "Resources")
+        return [Node(*(node[name] for name in names)) for node in ray.nodes()]
+
+    def most(self) -> Mapping[str, float] | None:
+        """What all nodes together can grow to, where an autoscaler has informed Ray; None where nothing is known."""
+        return ray_state.get_max_resources_from_cluster_config()  # type: ignore[no-any-return]
+
+    def free(self) -> Mapping[str, float]:
+        """Resources of all nodes together that nothing holds now."""
+        return ray.available_resources()  # type: ignore[no-any-return]
+
+    def silent(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those of the nodes that accept no connection."""
+        with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
+            answers = pool.map(lambda node: _accepts(node.address, node.port), nodes)
+            return [node for node, answer in zip(nodes, answers, strict=True) if not answer]
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+class Watcher:
+    """Follows the events of an attempt; `due` gives a line when no step is done for long.
+
+    Args:
+        spec: what is trained.
+        need: CPU and GPU of one worker.
+        cluster: the cluster that is asked.
+        clock: monotonic seconds.
+        ask: asks ranks where they are.
+
+    Attributes:
+        handlers: of the events that it follows.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        need: Mapping[str, float],
+        cluster: Cluster | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        ask: Callable[[Mapping[int, Process]], Asked] = ask_ranks,
+    ) -> None:
+        self._spec, self._need, self._cluster, self._clock, self._ask = spec, need, cluster or Cluster(), clock, ask
+        self._up: dict[int, Process] = {}
+        """By rank, of the newest worker group."""
+        self._asked: tuple[float, Mapping[int, Process], Asked] | None = None
+        """Seconds without a step when ranks were asked where they are, their processes, and the answers."""
+        self._step: int | None = None
+        self._last = False
+        self._saving: int | None = None
+        self._longest_s = 0.0
+        """Between two steps so far, in this process's view."""
+        self._shown = False
+        self._news: list[Event] = []
+        self._next_s = self._ask_s = 0.0
+        self._begin(SHORT_S)
+        self.handlers: Handlers = {
+            WorkersStarting: self._starting,
+            WorkerStarted: self._started,
+            TrainProgress: self._stepped,
+            Saving: self._save,
+            CheckpointCommitted: self._committed,
+        }
+
+    def due(self) -> list[Event]:
+        """Return the lines that are due.
+
+        Raises:
+            TrainingError: the workers could not be placed for `train.wait_s`.
+        """
+        news, self._news = self._news, []
+        still_s, starting = self._clock() - self._since_s, not self._all_up
+        if starting and still_s > self._spec.wait_s:
+            raise self._waited_enough()
+        if self._asked is not None or (not starting and still_s >= self._ask_s):
+            news += self._stalled(still_s)
+        if still_s < self._next_s:
+            return news
+        text = self._start(still_s) if starting else self._training(still_s)
+        self._next_s = max(FIRST_S, 2 * still_s)
+        if text is None:
+            return news
+        self._shown = True
+        return [*news, Notice(message=text)]
+
+    @property
+    def _all_up(self) -> bool:
+        return len(self._up) == self._spec.workers
+
+    def _begin(self, next_s: float) -> None:
+        """Count from now: a step is done, or the start of the workers begins. The first line comes after `next_s`."""
+        self._since_s, self._next_s = self._clock(), next_s
+        self._ask_s = max(self._spec.stall_s, 2 * self._longest_s)
+
+    def _starting(self, _event: WorkersStarting) -> None:
+        if self._all_up:  # else Ray Train asks again: it is still the same wait
+            self._begin(SHORT_S)
+        self._up, self._step, self._saving = {}, None, None
+
+    def _started(self, event: WorkerStarted) -> None:
+        self._up[event.rank] = Process(event.node, event.host, event.pid)
+        if self._all_up:
+            self._begin(FIRST_S)
+
+    def _save(self, event: Saving) -> None:
+        self._saving = event.step
+
+    def _committed(self, event: CheckpointCommitted) -> None:
+        if event.step == self._saving:
+            self._saving = None
+
+    def _stepped(self, event: TrainProgress) -> None:
+        text = f"step {event.step:,} is done"  # of workers that have just started
+        if self._step is not None:
+            text = f"goes on at step {event.step:,}"
+            self._longest_s = max(self._longest_s, self._clock() - self._since_s)
+        self._step, self._last, self._asked = event.step, event.step == event.total_steps, None
+        self._begin(FIRST_S)
+        if self._shown:
+            self._news.append(Notice(message=text))
+        self._shown = False
+
+    def _start(self, still_s: float) -> str | None:
+        waiting = f"waiting for the workers for {still_s:.0f} s"
+        if not self._cluster.head_answers():
+            return f"{waiting}; the head of the Ray cluster does not answer"
+        nodes = [node for node in self._cluster.nodes() if node.alive]
+        lacks = missing_for_workers(self._spec.workers, self._need, [node.resources for node in nodes])
+        if lacks is not None:
+            return f"waiting for {lacks}. {self._bound(still_s)}"
+        if still_s < FIRST_S:
+            return None
+        if silent := self._silent(nodes):
+            return f"{waiting}; {silent}"
+        text = f"{waiting}; {len(self._up)} of {self._spec.workers} have started"
+        if still_s <= BOUND_SHOWN_S:
+            return text
+        free = self._cluster.free()
+        there = {name: sum(node.resources.get(name, 0.0) for node in nodes) for name in self._need}
+        shown = ", ".join(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s are free" for name in self._need)
+        return f"{text}; {shown}. {self._bound(still_s)}"
+
+    def _bound(self, still_s: float) -> str:
+        left_s = max(0.0, self._spec.wait_s - still_s)
+        return (
+            f"The command ends in {left_s:.0f} s if they do not come (train.wait_s: {self._spec.wait_s:g}); the same command "
+            "continues"
+        )
+
+    def _training(self, still_s: float) -> str | None:
+        idle = f"no step for {still_s:.0f} s"
+        if not self._cluster.head_answers():
+            return f"{idle}; the head of the Ray cluster does not answer"
+        nodes = self._cluster.nodes()
+        if silent := self._silent(nodes, {process.node for process in self._up.values()}):
+            return f"{idle}; {silent}"
+        if still_s < 2 * self._longest_s and not self._last:  # nothing new: steps take as long
+            return None
+        saving = f"the checkpoint of step {self._saving:,} is being written" if self._saving is not None else ""
+        if self._last:
+            return f"all steps are done for {still_s:.0f} s; {saving or 'the workers have not ended yet'}"
+        if self._step is None:
+            began = f"{self._spec.workers} workers have started" if self._spec.workers > 1 else "the worker has started"
+            return f"no step yet, {still_s:.0f} s after {began}"
+        answer = "all nodes of the workers answer, " if len(nodes) > 1 else ""
+        return f"{idle}; {saving or f'{answer}the last one was {self._step:,}'}"
+
+    def _stalled(self, still_s: float) -> list[Event]:
+        """Ask every rank where it is once `train.stall_s` has passed, and again after twice as long."""
+        if self._asked is None:
+            self._ask_s = 2 * still_s
+            if not self._cluster.head_answers():
+                return []
+            self._asked = still_s, dict(self._up), self._ask(self._up)
+        still_s, processes, asked = self._asked
+        places = asked()
+        if places is None:
+            return []
+        self._asked, self._shown = None, True
+        several = len({process.host for process in processes.values()}) > 1
+        texts: dict[bool, list[str]] = {False: [], True: []}
+        for rank, place in sorted(places.items()):
+            texts[place.waits].append(f"rank {rank}{f' on {processes[rank].host}' if several else ''} {place.text}")
+        blamed = "; ".join(capped(texts[False], MOST_RANKS))
+        message = f"no step for {still_s:.0f} s: " + "; ".join(capped([*texts[False], *texts[True]], MOST_RANKS))
+        return [Stalled(message=message, blamed=blamed)]
+
+    def _silent(self, nodes: Sequence[Node], ids: Collection[str] | None = None) -> str:
+        """Name the nodes of a cluster of several that do not answer; empty if all do."""
+        asked = [node for node in nodes if ids is None or node.id in ids] if len(nodes) > 1 else []
+        silent = self._cluster.silent(asked)
+        return f"{', '.join(map(str, silent))} {'do' if len(silent) > 1 else 'does'} not answer" if silent else ""
+
+    def _waited_enough(self) -> TrainingError:
+        nodes = [node.resources for node in self._cluster.nodes() if node.alive] if self._cluster.head_answers() else []
+        lacks = missing_for_workers(self._spec.workers, self._need, nodes) if nodes else None
+        return TrainingError(
+            f"the workers could not start within {self._spec.wait_s:g} s (train.wait_s)"
+            + (f": still waiting for {lacks}" if lacks else f": {len(self._up)} of {self._spec.workers} have"),
+            next_step="add the nodes, or lower train.workers; then run the same command, which continues from the newest "
+            "checkpoint",
+        )
