@@ -16,7 +16,6 @@ from penstock.storage import Storage
 from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.ledger import Ledger, Run, lease_path, sweep_lease_path
 from penstock.tasks.retention.plan import Inventory, RunUse
-from penstock.tasks.tune.record import current_sweep, load_trials
 
 __all__ = ["take_inventory"]
 
@@ -86,7 +85,11 @@ def _run(storage: Storage, name: str) -> Run | None:
 
 
 def _use(ledger: Ledger, run: Run) -> RunUse:
-    needs = {str(trial.run) for trial in load_trials(ledger.storage, run.run) if trial.run} if run.sweep == run.run else set()
+    needs = set()
+    if run.sweep == run.run:  # sweeps are optional: their code is loaded where there are any
+        from penstock.tasks.tune.record import load_trials
+
+        needs = {str(trial.run) for trial in load_trials(ledger.storage, run.run) if trial.run}
     start = str(run.spec.get("train", {}).get("start_from") or "")
     if start.startswith("run:"):
         needs.add(start.removeprefix("run:"))
@@ -117,12 +120,18 @@ def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[s
     current = ledger.current_run(pipeline)
     if current is not None:
         yield current.run, "the next run continues it"
-    sweep = current_sweep(ledger.storage, pipeline)
-    if sweep is not None:
-        yield sweep.sweep, "the next tune continues it"
     for run in ledger.runs_with_alias(pipeline):
         yield run, "it gave an alias to its model last"
     for of in runs:
+        if of.sweep == of.run and _is_current_sweep(ledger.storage, of):
+            yield of.run, "the next tune continues it"
         alias = aliased.get(str(of.result.get("model_uri")))
         if alias is not None:
             yield of.run, f"its model is {alias}"
+
+
+def _is_current_sweep(storage: Storage, run: Run) -> bool:
+    from penstock.tasks.tune.record import current_sweep
+
+    sweep = current_sweep(storage, run.pipeline)
+    return sweep is not None and sweep.sweep == run.run
