@@ -20,8 +20,7 @@ from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret, redact
-from penstock.store_settings import StoreSpec, use_stores
-from penstock.stores import is_local
+from penstock.stores import StoreSpec, is_local, use_stores
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which versions of installed packages does code use? Of one without a version, which source?"""
+"""Where is penstock installed, and which versions of other packages does code use?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from pathlib import Path
 
 from penstock.digest import digest_of, file_digest
 
-__all__ = ["versions_of"]
+__all__ = ["IMPORT_ROOT", "PACKAGE_DIR", "versions_of"]
+
+PACKAGE_DIR = Path(__file__).resolve().parent
+"""The folder of the package `penstock`, which holds all others."""
+IMPORT_ROOT = PACKAGE_DIR.parent
+"""The folder that `penstock` is imported from: a checkout or site-packages."""
 
 
 def versions_of(packages: set[str]) -> dict[str, str]:

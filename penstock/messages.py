@@ -1,4 +1,4 @@
-"""How is a value, or a command, written in a message?"""
+"""How is a value, a command, or several errors as one, written in a message?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "run_command", "said_of", "shorten"]
+from penstock.errors import DataError, PenstockError, SpecError
+
+__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "run_command", "said_of", "shorten", "together"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
@@ -73,3 +75,26 @@ def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:
 def run_command(file: Path | str, overrides: Sequence[str] = (), *options: str, verb: str = "run") -> str:
     """Return the `penstock` command, `run` or another verb, for the same pipeline, quoted for a shell."""
     return shlex.join(["penstock", verb, str(file), *(word for text in overrides for word in ("--set", text)), *options])
+
+
+def together(errors: Sequence[PenstockError], what: str) -> PenstockError:
+    """Return several errors as one of their kind, or as a SpecError where kinds differ; a single one as it is.
+
+    Args:
+        errors: at least one. Of equal messages one counts.
+        what: what they have in common, for the message.
+    """
+    parts = list({error.message: error for each in errors for error in each.parts or (each,)}.values())
+    if len(parts) == 1:
+        return parts[0]
+    problems: list[str] = []
+    for error in parts:
+        if isinstance(error, SpecError) and error.problems:
+            problems += error.problems  # each of them names its key
+        else:
+            problems.append(error.message + (f" ({'; '.join(error.problems)})" if error.problems else ""))
+    steps = dict.fromkeys(step for error in parts if error.next_step for step in error.next_step.split("; "))
+    kind = DataError if all(isinstance(error, DataError) for error in parts) else SpecError
+    whole = kind(what, problems=problems, next_step="; ".join(steps))
+    whole.parts = tuple(parts)
+    return whole

@@ -21,8 +21,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from penstock.errors import PenstockError, PreflightError
-from penstock.store_settings import StoreSpec, settings_of
-from penstock.stores import is_local, is_s3, store_problem
+from penstock.stores import StoreSpec, is_local, is_s3, settings_of, store_problem
 
 __all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "url_problem"]
 

@@ -1,22 +1,92 @@
-"""Which store does a URI mean, and what does it mean when the store refuses?
+"""Which store does a URI mean, how is it reached, and what does it mean when the store refuses?
 
+A pipeline file's `stores` gives endpoint, region and credentials of a bucket, or of a prefix in one. They travel to every
+process as text in PENSTOCK_STORES; secrets do not: they are named by the variables that hold them, on each machine.
 Every failure of a store becomes a ServiceError with endpoint, bucket, key and the setting to look at: the clients' own texts
 name none of them.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import socket
+from collections.abc import Mapping
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from penstock.errors import ServiceError
-from penstock.store_settings import settings_of
+from pydantic import Field, field_validator, model_validator
 
-__all__ = ["DENIED", "endpoint_of", "is_local", "is_s3", "store_name", "store_problem"]
+from penstock.config import Section
+from penstock.errors import PreflightError, ServiceError
+
+__all__ = [
+    "DENIED",
+    "StoreAddress",
+    "StoreSpec",
+    "endpoint_of",
+    "is_local",
+    "is_s3",
+    "object_store_options",
+    "settings_of",
+    "store_name",
+    "store_problem",
+    "use_stores",
+]
+
+_VARIABLE = "PENSTOCK_STORES"
 
 DENIED = ("ACCESS_DENIED", "Forbidden", "SignatureDoesNotMatch", "InvalidAccessKeyId", "status 403", "redentials")
 """Words by which the S3 clients say that the credentials were refused."""
+
+
+class StoreSpec(Section):
+    """How one S3 store is reached. It takes nothing from AWS_ENDPOINT_URL: without `endpoint` it is Amazon's."""
+
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^/@]+/?$")] = None
+    """URL of the store, such as `https://minio.example.org:9000`; Amazon's without."""
+    region: str | None = None
+    """The bucket's region. Without it AWS_REGION counts, and of Amazon's buckets the region is asked for."""
+    anonymous: bool = False
+    """Read without credentials, as public buckets allow."""
+    env_prefix: Annotated[str | None, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] = None
+    """Upper-case letters, digits and `_`: credentials are in the variables `<env_prefix>_ACCESS_KEY_ID`,
+    `<env_prefix>_SECRET_ACCESS_KEY` and, where there is one, `<env_prefix>_SESSION_TOKEN`, on this machine and on each node.
+    Without it they are found as those of Amazon are."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _without_slash(cls, endpoint: str | None) -> str | None:
+        return endpoint and endpoint.rstrip("/")
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_credentials(self) -> StoreSpec:
+        if self.anonymous and self.env_prefix is not None:
+            raise ValueError("anonymous goes without env_prefix: it takes no credentials")
+        return self
+
+    def credentials(self) -> tuple[str, str, str | None] | None:
+        """(key id, secret, session token) of `env_prefix`; None where others are used, or none.
+
+        Raises:
+            PreflightError: a variable is not set on this machine.
+        """
+        if self.env_prefix is None:
+            return None
+        names = [f"{self.env_prefix}_ACCESS_KEY_ID", f"{self.env_prefix}_SECRET_ACCESS_KEY"]
+        lacking = [name for name in names if not os.environ.get(name)]
+        if lacking:
+            raise PreflightError(
+                f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not set on {os.uname().nodename}; `stores` "
+                f"says that credentials are there (env_prefix: {self.env_prefix})",
+                next_step="set them where this command runs, and in the environment of `ray start` on each node of a cluster",
+            )
+        return os.environ[names[0]], os.environ[names[1]], os.environ.get(f"{self.env_prefix}_SESSION_TOKEN")
+
+
+StoreAddress = Annotated[str, Field(pattern=r"^s3://[^/]+(/[^*?\[]*)?$")]
+"""`s3://bucket`, or `s3://bucket/prefix` of what lies below."""
 
 
 def is_local(uri: str) -> bool:
@@ -72,3 +142,48 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
         f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}, asked by {host}: {text}",
         next_step=advice,
     )
+
+
+def use_stores(stores: Mapping[str, StoreSpec]) -> None:
+    """Let this process, and those that it starts, reach these stores so."""
+    if stores:
+        os.environ[_VARIABLE] = json.dumps({name: spec.model_dump(exclude_defaults=True) for name, spec in stores.items()})
+    else:
+        os.environ.pop(_VARIABLE, None)
+
+
+def settings_of(uri: str) -> StoreSpec | None:
+    """What is said of the store that `uri` is in, by the longest address that it lies below; None if nothing is."""
+    text = os.environ.get(_VARIABLE)
+    if not text or "://" not in uri:
+        return None
+    path = f"{uri.split('://', 1)[1].rstrip('/')}/"
+    found = _parsed(text)
+    return next((spec for address, spec in found if path.startswith(address)), None)
+
+
+def object_store_options(uri: str) -> dict[str, str]:
+    """Settings of an S3 location for libraries on Rust's `object_store`, which finds the rest in the environment.
+
+    Raises:
+        PreflightError: as `StoreSpec.credentials`.
+    """
+    endpoint, settings = endpoint_of(uri), settings_of(uri)
+    options = {"aws_endpoint": endpoint, "allow_http": "true"} if endpoint else {}
+    if settings is None or not is_s3(uri):
+        return options
+    if settings.region is not None:
+        options["aws_region"] = settings.region
+    if settings.anonymous:
+        options["aws_skip_signature"] = "true"
+    if (credentials := settings.credentials()) is not None:
+        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        options |= {name: value for name, value in zip(names, credentials, strict=True) if value}
+    return options
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> list[tuple[str, StoreSpec]]:
+    given: dict[str, Any] = json.loads(text)
+    addresses = sorted(given, key=len, reverse=True)
+    return [(f"{address.split('://', 1)[1].rstrip('/')}/", StoreSpec.model_validate(given[address])) for address in addresses]

@@ -14,10 +14,10 @@ from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
+from penstock.messages import together
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
-from penstock.together import together
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import CallbackCode

@@ -14,7 +14,7 @@ from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.storage import root_problem
-from penstock.store_settings import StoreAddress, StoreSpec
+from penstock.stores import StoreAddress, StoreSpec
 from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL

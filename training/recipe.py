@@ -49,8 +49,8 @@ from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.installed import PACKAGE_DIR
 from penstock.messages import misnamed, said_of
-from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer

@@ -33,8 +33,8 @@ from ray._private.node import Node
 from ray._private.state import state as ray_state
 
 from penstock.errors import Interrupted, LeaseHeldError, ServiceError
+from penstock.installed import IMPORT_ROOT, PACKAGE_DIR
 from penstock.machine.cache_dir import configured_cache
-from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 from penstock.redact import first_line, holds_secret
 from penstock.temporary import own_folder, remove_unowned
 

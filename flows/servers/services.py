@@ -24,7 +24,7 @@ from penstock.errors import PenstockError, ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, mlflow_trouble, prefect_trouble, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
-from penstock.own_code import IMPORT_ROOT
+from penstock.installed import IMPORT_ROOT
 from penstock.progress import saying_what_is_waited_for
 from penstock.redact import redact_text
 

@@ -28,10 +28,9 @@ from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
-from penstock.messages import capped, counted
+from penstock.messages import capped, counted, together
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
-from penstock.together import together
 
 __all__ = [
     "Cut",

@@ -21,8 +21,7 @@ from pyarrow import fs as arrow_fs
 
 from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.storage import filesystem_of
-from penstock.store_settings import settings_of
-from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
+from penstock.stores import DENIED, endpoint_of, is_local, is_s3, settings_of, store_problem
 
 __all__ = [
     "COMPRESSED",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from penstock.own_code import PACKAGE_DIR
+from penstock.installed import PACKAGE_DIR
 from penstock.redact import redact_text
 
 __all__ = [

@@ -27,7 +27,7 @@ from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
 from penstock.ingest.columns.images import holds_images
-from penstock.own_code import PACKAGE_DIR
+from penstock.installed import PACKAGE_DIR
 from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel, form_of

@@ -20,7 +20,7 @@ from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
 from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
 from penstock.ingest.spec import DataSpec
-from penstock.store_settings import object_store_options
+from penstock.stores import object_store_options
 
 __all__ = ["DeltaFormat", "DeltaOptions"]
 

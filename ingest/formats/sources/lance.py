@@ -16,7 +16,7 @@ from penstock.ingest.formats.format import Format, Origin, RowParts
 from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
 from penstock.ingest.spec import DataSpec
-from penstock.store_settings import object_store_options
+from penstock.stores import object_store_options
 
 __all__ = ["LanceFormat", "LanceOptions"]
 

@@ -21,7 +21,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.ingest.files.listing import list_location
 from penstock.ingest.files.opening import _arrow_filesystem
 from penstock.storage import Storage, filesystem_of
-from penstock.store_settings import StoreSpec, settings_of, use_stores
+from penstock.stores import StoreSpec, settings_of, use_stores
 from tests.ingest.reading import read_rows
 from tests.servers.swift import store_client
 

@@ -26,7 +26,7 @@ from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
-from penstock.store_settings import StoreSpec, object_store_options, use_stores
+from penstock.stores import StoreSpec, object_store_options, use_stores
 from penstock.tasks.read import STAGE
 from tests.ingest.reading import read_rows, write_files
 
