@@ -46,6 +46,15 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "training/evaluation",
         "training/loop",
     ),
+    "training/session": (
+        "training",
+        "training/checkpoint",
+        "training/callbacks",
+        "training/step",
+        "training/evaluation",
+        "training/loop",
+        "training/on_ray",
+    ),
     "training/frameworks": (
         "training",
         "training/checkpoint",
@@ -54,6 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "training/evaluation",
         "training/loop",
         "training/on_ray",
+        "training/session",
     ),
     "training/tracking": ("training", "training/checkpoint"),
     "training/registry": ("training", "training/checkpoint", "training/tracking", "training/evaluation"),
@@ -108,7 +118,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "typer": ("flows/",),
     "torch": (
         *("ingest/columns/images.py", "ingest/shuffle/row_generator.py", "ingest/feed/", "ingest/open_feed.py"),
-        *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "frameworks")),
+        *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "session", "frameworks")),
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "host_copy", "matching", "packed")),
         *("training/checkpoint/state_files.py", "training/checkpoint/weights.py"),

@@ -114,7 +114,7 @@ class TrainedModel(Predicts, Protocol):
 
 
 class LearningModel(TrainedModel, Protocol):
-    """A model that learns from one batch after the other, for penstock.training.frameworks.in_process."""
+    """A model that learns from one batch after the other, for `penstock.training.frameworks.in_process.InProcess`."""
 
     num_parameters: int = 0
     """How many numbers are learned, for `penstock check`."""

@@ -35,16 +35,15 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point, Printed, Resumed
-from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
+from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
-from penstock.training.frameworks.ray_train.rank import run_loop_rank
-from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
+from penstock.training.session.session import Session
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.usercode.capture import capture
@@ -394,7 +393,7 @@ def test_materialized_rows_are_those_of_the_first_epoch_in_every_epoch(tmp_path:
         seen += [row.numpy().tobytes() for batch in epochs[1] for row in batch]
     whole = session_of(loop_job(tmp_path, datasets={"train": "whole"}), 0).shard("train")
     assert sorted(seen) == sorted(row["image"].tobytes() for row in whole.iter_rows())
-    monkeypatch.setattr("penstock.training.frameworks.ray_train.kept_rows.free_memory", lambda: 80_000)
+    monkeypatch.setattr("penstock.training.session.kept_rows.free_memory", lambda: 80_000)
     with pytest.raises(SpecError, match=r"'train': materialize\(\) would keep 167 rows of 264 bytes, 0\.0 GB"):
         shard.materialize()
 

@@ -19,12 +19,12 @@ from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
-from penstock.training.frameworks.keras.framework import KERAS, run_keras_rank
+from penstock.training.frameworks.keras.framework import KERAS
 from penstock.training.frameworks.own_trainer import installed
-from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.ranks import Group
+from penstock.training.session.shard import Shard
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
@@ -56,7 +56,7 @@ def keras_job(folder: Path, run: str, target: str = "digits", attempt: int = 1, 
 def train(folder: Path, attempt: int, *runs: str) -> None:
     """In a process of its own, as after a kill: what chooses Keras' backend is the first import."""
     for run in runs:
-        result = run_keras_rank(keras_job(folder, run, attempt=attempt), Group(0, 1, CPU), ListClient())
+        result = KERAS.run_rank(keras_job(folder, run, attempt=attempt), Group(0, 1, CPU), ListClient())
         print(result.status, result.state.step, result.resumed_from_step, result.exactness)
 
 
@@ -96,7 +96,7 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
 ) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     job = keras_job(tmp_path, "run", epochs=1)
-    run_keras_rank(job, Group(0, 1, CPU), ListClient())
+    KERAS.run_rank(job, Group(0, 1, CPU), ListClient())
     newest = job_checkpoints(job).committed()[0]
     spec = ModelSpec(code=job.code, params={}, feed_schema=SCHEMA, loader=KERAS.loader)
     model = load_model(spec, newest.storage)
@@ -112,7 +112,7 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
     batch = Batch({"image": torch.rand(4, 8, 8), "label": torch.arange(4)}, np.arange(4), 4, 4, 0, 4)
     assert KERAS.try_batch(job.code, job.spec, SCHEMA, batch, 17).predict_shape == [4, 10]
     own = keras_job(tmp_path, "charted", target="charted", epochs=2)
-    run_keras_rank(own, Group(0, 1, CPU), ListClient())
+    KERAS.run_rank(own, Group(0, 1, CPU), ListClient())
     points = [point.values for point in read_journal(own.run_storage, 99)]
     assert sum(values["train/rows"] for values in points) == 2 * ROWS["train"]
     assert [values["val/rows"] for values in points if "val/rows" in values] == [ROWS["validation"]] * 2

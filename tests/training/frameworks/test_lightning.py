@@ -15,7 +15,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.evaluate import evaluate
-from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
+from penstock.training.frameworks.lightning.framework import LIGHTNING
 from penstock.training.frameworks.lightning.library import make_module
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
@@ -38,7 +38,7 @@ def lightning_job(folder: Path, run: str, attempt: int = 1, **spec: Any) -> Trai
 
 
 def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
-    return [run_lightning_rank(job, group, ListClient()) for job in jobs]
+    return [LIGHTNING.run_rank(job, group, ListClient()) for job in jobs]
 
 
 @pytest.mark.drill

@@ -14,7 +14,7 @@ from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.evaluate import evaluate
-from penstock.training.frameworks.transformers.framework import TRANSFORMERS, run_transformers_rank
+from penstock.training.frameworks.transformers.framework import TRANSFORMERS
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
@@ -38,7 +38,7 @@ def hf_job(folder: Path, run: str, target: str = "Vision", attempt: int = 1, **s
 
 
 def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
-    return [run_transformers_rank(job, group, ListClient()) for job in jobs]
+    return [TRANSFORMERS.run_rank(job, group, ListClient()) for job in jobs]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,32 +14,17 @@ from penstock.errors import SpecError
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
-from penstock.training.checkpoint.exactness import (
-    BIT_EXACT,
-    check_identity,
-    environment_of,
-    environment_of_all,
-    judge,
-    with_reason,
-)
-from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
-from penstock.training.checkpoint.outcome import job_checkpoints
-from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.determinism import make_deterministic
+from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.events import Resumed
 from penstock.training.frameworks.boosted.library import Library, ShardTable, Task
 from penstock.training.frameworks.boosted.model import BoostedPredicts
 from penstock.training.frameworks.boosted.rounds import BEST_ROUND, PATIENCE, BestRound, FirstRank, Parts, run_rounds
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import Courier, MailboxClient
-from penstock.training.loop.machine_load import MachineSampler
-from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
+from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.on_ray.worker import RankResult
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
-from penstock.training.state import TrainState
+from penstock.training.session.attempt import start_rank
 
 __all__ = ["rank_of", "run_boosted_rank", "without_patience"]
 
@@ -70,8 +55,16 @@ def run_boosted_rank(
         SpecError: `checkpoint.best` is set, and the validation split holds no rows.
         TrainingError: the user's objective fails, or the library refuses the parameters or the rows.
     """
-    make_deterministic(job.spec.cpus_per_worker)
-    stop = group.from_first(stop)
+    start = start_rank(
+        job,
+        group,
+        stop=stop,
+        restart=restart,
+        versions={library.name: library.version},
+        doubt_resumed=library.not_repeatable(job.spec.params),
+    )
+    if start.stopped:
+        return start.result
     schema, params = job.manifest.feed_schema, without_patience(job.spec.params)
     task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)), job.code)
     validates = bool(job.manifest.rows.get("validation"))
@@ -84,34 +77,23 @@ def run_boosted_rank(
     validation = _shard(job, task, "validation", group) if validates else None
     predicts = BoostedPredicts(own=task.own is not None)
     metrics = validation_metrics(job.spec.checkpoint.best, schema, predicts)
-
-    store = job_checkpoints(job)
-    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
-    environment = environment_of_all(group.everyones(environment_of(group.device, schema)))
-    state, best_round, facts = group.together(lambda: _continue_from(checkpoint, job, group, library, environment))
-    name = checkpoint.name if checkpoint is not None else None
-    start = RankResult("interrupted", state, facts.exactness, state.step if name else None, name)
-    if stop:
-        return start
-    content = group.together(lambda: checkpoint.storage.read_bytes(library.file)) if checkpoint is not None else None
+    content, best_round = group.together(lambda: _read(start.checkpoint, library))
     with ExitStack() as closes:
-        first: FirstRank | None = None
-        if group.is_first:
-            store.check_not_replaced()
-            truncate_journal(job.run_storage, facts.step)
-            courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
-            writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
-            closes.enter_context(closing(writer))
-            first = FirstRank(job, courier, writer, facts, library.file)
-            if checkpoint is not None:
-                found = tuple(warnings)
-                courier.post(Resumed(step=state.step, checkpoint=checkpoint.name, exactness=facts.exactness, warnings=found))
+        first = FirstRank(job, *start.first_rank(closes, client), start.facts, library.file) if group.is_first else None
         network = closes.enter_context(library.joined(group, ray.util.get_node_ip_address()))
         trees = library.trees(task, train, validation, content, network)
         parts = Parts(job, group, trees, train, validation, metrics, predicts, first)
-        status, end = run_rounds(parts, state, best_round)
-        written = writer.wait() if group.is_first else None
-    return replace(start, status=status, state=end, checkpoint=written or start.checkpoint)
+        status, end = run_rounds(parts, start.state, best_round)
+        written = first.finish() if first is not None else None
+    return replace(start.result, status=status, state=end, checkpoint=written or start.result.checkpoint)
+
+
+def _read(checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None, BestRound]:
+    """The trees, and the best round so far."""
+    if checkpoint is None:
+        return None, BestRound()
+    files = checkpoint.storage
+    return files.read_bytes(library.file), BestRound.model_validate_json(files.read_bytes(BEST_ROUND))
 
 
 def _shard(job: TrainJob, task: Task, split: Split, group: Group) -> ShardTable:
@@ -122,31 +104,3 @@ def _shard(job: TrainJob, task: Task, split: Split, group: Group) -> ShardTable:
     spec = job.spec.model_copy(update={"batch_rows": rows, "last_batch": "keep"})
     feed = open_job_feed(replace(job, order=order, spec=spec), split, group.rank, group.world_size, group.device)
     return ShardTable(task.table, feed)
-
-
-def _continue_from(
-    checkpoint: Checkpoint | None, job: TrainJob, group: Group, library: Library, environment: dict[str, str]
-) -> tuple[TrainState, BestRound, CheckpointFacts]:
-    """Where to go on, and what checkpoints written from here say about themselves.
-
-    Raises:
-        ResumeError: the checkpoint is from another training.
-    """
-    settings = {**job.settings, library.name: library.version}
-    state, best_round, exactness = TrainState(), BestRound(), BIT_EXACT
-    if checkpoint is not None:
-        check_identity(checkpoint.manifest, job.identity, checkpoint.name)
-        exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
-        reason = library.not_repeatable(job.spec.params)
-        exactness = with_reason(exactness, reason) if reason is not None else exactness
-        state = checkpoint.state
-        best_round = BestRound.model_validate_json(checkpoint.storage.read_bytes(BEST_ROUND))
-    facts = CheckpointFacts.at(
-        state,
-        world_size=group.world_size,
-        identity=job.identity,
-        settings=settings,
-        environment=environment,
-        exactness=exactness,
-    )
-    return state, best_round, facts

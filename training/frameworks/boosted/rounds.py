@@ -197,6 +197,10 @@ class FirstRank:
         total = rounds_of(self._job.spec)
         self._courier.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
 
+    def finish(self) -> str | None:
+        """Wait until all is written; returns the name of the newest checkpoint written here."""
+        return self._writer.wait()
+
     def save(self, trees: Trees) -> None:
         """Have the best round since the last checkpoint and the newest one written in the background.
 

@@ -6,10 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
@@ -18,19 +15,15 @@ from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.keras.library import TENSORFLOW, backend, build, choose_backend, inputs_of
 from penstock.training.frameworks.keras.loading import KerasModel
 from penstock.training.frameworks.keras.state import WEIGHTS, WHOLE
+from penstock.training.frameworks.own_loop import OwnLoop
 from penstock.training.frameworks.own_trainer import installed, must_have, refuse_unread
-from penstock.training.frameworks.ray_train.rank import run_session
 from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
-from penstock.training.on_ray import trainer
-from penstock.training.on_ray.worker import RankResult
-from penstock.training.ranks import Group
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["KERAS", "KerasFramework", "run_keras_rank"]
+__all__ = ["KERAS", "KerasFramework"]
 
 _THE_MODELS = {
     "learning_rate": "the optimizer that the model is compiled with has one",
@@ -49,11 +42,12 @@ class _NotBuilt(Predicts):
     """What can be measured of a model that will be there when the schema is known."""
 
 
-class KerasFramework:
+class KerasFramework(OwnLoop):
     """See `penstock.training.frameworks.framework.Framework`."""
 
     loader = "penstock.training.frameworks.keras.loading:load"
     model_files = (WEIGHTS, WHOLE)
+    fit = "penstock.training.frameworks.keras.loop:fit"
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -120,28 +114,9 @@ class KerasFramework:
         listener: Callable[[list[Event]], None],
         own_cluster: bool = False,
     ) -> TrainOutcome:
-        """Train on a Ray Train worker."""
-        work: Any = run_keras_rank
+        """Train on a Ray Train worker, on CPUs."""
         on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
-        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
-
-
-def run_keras_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
-    """Train as the only rank; arguments as of on_ray/worker.py's `run_rank`."""
-    choose_backend()
-    from penstock.training.frameworks.keras.loop import fit  # Keras and its backend take seconds to load
-
-    return run_session(
-        job,
-        group,
-        client,
-        partial(fit, job, group),
-        stop=stop,
-        restart=restart,
-        digest=lambda files: bytes_digest(files[WEIGHTS]),
-        apart=(WEIGHTS, WHOLE),
-        restores_all=True,
-    )
+        return super().train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster)
 
 
 KERAS = KerasFramework()

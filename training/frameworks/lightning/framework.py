@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 
-from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, make_module
 from penstock.training.frameworks.lightning.loading import WEIGHTS, LightningModel
+from penstock.training.frameworks.own_loop import OwnLoop
 from penstock.training.frameworks.own_trainer import installed, refuse_unread
-from penstock.training.frameworks.ray_train.rank import run_session
 from penstock.training.frameworks.torch.one_batch import without_label
-from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
-from penstock.training.on_ray import trainer
-from penstock.training.on_ray.worker import RankResult
-from penstock.training.ranks import Group
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["LIGHTNING", "LightningFramework", "run_lightning_rank"]
+__all__ = ["LIGHTNING", "LightningFramework"]
 
 _THE_MODULES = {
     "learning_rate": "configure_optimizers() sets it, from train.params if you like",
@@ -44,11 +32,12 @@ _THE_MODULES = {
 """Field that is not read -> what does instead."""
 
 
-class LightningFramework:
+class LightningFramework(OwnLoop):
     """See `penstock.training.frameworks.framework.Framework`."""
 
     loader = "penstock.training.frameworks.lightning.loading:load"
     model_files = (WEIGHTS,)
+    fit = "penstock.training.frameworks.lightning.loop:fit"
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -92,37 +81,6 @@ class LightningFramework:
             checkpoint_bytes=parameters * 16,
             predict_shape=shape,
         )
-
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Run the Trainer on Ray Train workers."""
-        work: Any = run_lightning_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
-
-
-def run_lightning_rank(
-    job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0
-) -> RankResult:
-    """Train as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`."""
-    from penstock.training.frameworks.lightning.loop import fit  # Lightning is loaded with the module
-
-    return run_session(
-        job,
-        group,
-        client,
-        partial(fit, job, group),
-        stop=stop,
-        restart=restart,
-        digest=lambda files: bytes_digest(files[WEIGHTS]),
-        apart=(WEIGHTS,),
-        restores_all=True,
-    )
 
 
 LIGHTNING = LightningFramework()

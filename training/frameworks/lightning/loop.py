@@ -1,7 +1,7 @@
 """How does Lightning's Trainer run on penstock's rows and in its ranks, and when does it save?
 
 The Trainer's own checkpoint holds its loops, the optimizers, schedulers and callbacks; it is read with `weights_only`, so
-nothing is unpickled. The place in the rows and the random generators are the session's (ray_train/session.py).
+nothing is unpickled. The place in the rows and the random generators are the session's (training/session/session.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from torch import Tensor
 
 from penstock.training.frameworks.lightning.library import lightning_of, make_module
 from penstock.training.frameworks.lightning.loading import TRAINER, WEIGHTS
-from penstock.training.frameworks.ray_train.epochs import train_epochs, validation_epochs
-from penstock.training.frameworks.ray_train.save_plan import REPORT_EVERY, SavePlan
-from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
+from penstock.training.session.session import Session
+from penstock.training.session.steps import REPORT_EVERY, SavePlan, train_epochs, validation_epochs
 
 __all__ = ["PRECISION", "fit"]
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import SpecError
+from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.frameworks.ray_train.folder import FOLDER_FILE
 from penstock.training.frameworks.ray_train.loading import LoopModel
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
-from penstock.training.frameworks.ray_train.rank import run_loop_rank
 from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
 from penstock.training.on_ray import trainer
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
+from penstock.training.session.attempt import run_session
+from penstock.training.session.folder import FOLDER_FILE
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["RAY_TRAIN", "RayTrainFramework"]
+__all__ = ["RAY_TRAIN", "RayTrainFramework", "run_loop_rank"]
 
 _THE_LOOPS = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
@@ -74,6 +79,24 @@ class RayTrainFramework:
         """Call the function on Ray Train workers."""
         work: Any = run_loop_rank
         return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
+
+
+def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
+    """Call the user's function as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`.
+
+    Raises:
+        TrainingError: the function fails, or ends without a checkpoint.
+    """
+    return run_session(job, group, client, lambda session: _call(job), stop=stop, restart=restart)
+
+
+def _call(job: TrainJob) -> None:
+    function = job.code.load()
+    if not callable(function):
+        raise TrainingError(f"train.loop: {job.code.target} is not a function")
+    given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
+    with Recipe(function, job.code.target).blaming("train_func"):
+        function(*given)
 
 
 RAY_TRAIN = RayTrainFramework()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock.errors import TrainingError
 from penstock.storage import Storage
-from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, unpack_folder
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
+from penstock.training.session.folder import FOLDER_FILE, unpack_folder
 
 __all__ = ["LoopModel", "load"]
 

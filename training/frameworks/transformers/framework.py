@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 
-from penstock.digest import bytes_digest
 from penstock.errors import TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.matching import shapes_of
-from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.own_loop import OwnLoop
 from penstock.training.frameworks.own_trainer import must_have, refuse_unread
-from penstock.training.frameworks.ray_train.rank import run_session
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import CONFIG, WEIGHTS, TransformersModel
-from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
-from penstock.training.on_ray import trainer
-from penstock.training.on_ray.worker import RankResult
-from penstock.training.ranks import Group
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["TRANSFORMERS", "TransformersFramework", "run_transformers_rank"]
+__all__ = ["TRANSFORMERS", "TransformersFramework"]
 
 _THE_TRAINERS = {
     "learning_rate": "give params.learning_rate, a TrainingArgument",
@@ -43,11 +31,12 @@ _THE_TRAINERS = {
 """Field that is not read -> what does instead."""
 
 
-class TransformersFramework:
+class TransformersFramework(OwnLoop):
     """See `penstock.training.frameworks.framework.Framework`."""
 
     loader = "penstock.training.frameworks.transformers.loading:load"
     model_files = (WEIGHTS, CONFIG)
+    fit = "penstock.training.frameworks.transformers.loop:fit"
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -88,37 +77,6 @@ class TransformersFramework:
             predict_shape=shape,
             weights=shapes_of(module.state_dict()),
         )
-
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Run the Trainer on Ray Train workers."""
-        work: Any = run_transformers_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
-
-
-def run_transformers_rank(
-    job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0
-) -> RankResult:
-    """Train as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`."""
-    from penstock.training.frameworks.transformers.loop import fit  # the library takes seconds to load
-
-    return run_session(
-        job,
-        group,
-        client,
-        partial(fit, job, group),
-        stop=stop,
-        restart=restart,
-        digest=lambda files: bytes_digest(files[WEIGHTS]),
-        apart=(WEIGHTS, CONFIG),
-        restores_all=True,
-    )
 
 
 TRANSFORMERS = TransformersFramework()

@@ -1,7 +1,7 @@
 """How does the transformers Trainer run on penstock's rows and in its ranks, and when does it save?
 
 The Trainer writes its own checkpoint (weights, optimizer, schedule, its state), which is read with `weights_only`. The place in
-the rows and the random generators are the session's (ray_train/session.py), so the Trainer neither skips rows nor draws them.
+the rows and the random generators are the session's (training/session/), so the Trainer neither skips rows nor draws them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ import torch
 import transformers
 
 from penstock.training.checkpoint.matching import load_matching, start_weights
-from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.evaluation.validation import measured
-from penstock.training.frameworks.ray_train.epochs import Epochs, train_epochs
-from penstock.training.frameworks.ray_train.save_plan import REPORT_EVERY, SavePlan
-from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import TransformersModel
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
-from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng, seed_rng
+from penstock.training.session.session import Session
+from penstock.training.session.steps import REPORT_EVERY, Epochs, SavePlan, Validation, train_epochs
 
 __all__ = ["fit"]
 
@@ -139,11 +135,8 @@ class _Saving(transformers.TrainerCallback):
 
     def __init__(self, trainer: Any, users: UsersModel, rows: Epochs, job: TrainJob, group: Group, session: Session) -> None:
         self._trainer, self._rows, self._group, self._session = trainer, rows, group, session
-        schema = job.manifest.feed_schema
-        self._model = TransformersModel(users, trainer.model, schema, job.code.target)
-        self._metrics = validation_metrics(job.spec.checkpoint.best, schema, self._model).to(group.device)
-        there = job.manifest.rows.get("validation")
-        self._feed = open_job_feed(job, "validation", group.rank, group.world_size, group.device) if there else None
+        model = TransformersModel(users, trainer.model, job.manifest.feed_schema, job.code.target)
+        self._validation = Validation(job, group, model)
         self._plan = SavePlan(job, group, session)
         self._values: dict[str, float] = {}
 
@@ -185,12 +178,12 @@ class _Saving(transformers.TrainerCallback):
         loss = self._group.sum([self._trainer.last_loss])[0] / self._group.world_size
         rate = self._trainer.lr_scheduler.get_last_lr()[0]
         self._values = {"train/loss": loss, "train/learning_rate": float(rate)}
-        if not validates or self._feed is None:
+        if not validates:
             return
         rng, model = capture_rng(self._group.device), self._trainer.model
         model.eval()
         with self._trainer.compute_loss_context_manager():
-            self._values |= measured(self._model, self._feed, self._metrics, self._group)
+            self._values |= self._validation.values()
         model.train()
         restore_rng(rng, self._group.device)
 

@@ -21,8 +21,8 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
-from penstock.training.frameworks.ray_train.kept_rows import OpenFeed, kept_rows
-from penstock.training.frameworks.ray_train.tf_dataset import tf_dataset
+from penstock.training.session.kept_rows import OpenFeed, kept_rows
+from penstock.training.session.tf_dataset import tf_dataset
 
 __all__ = ["Shard"]
 

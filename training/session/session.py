@@ -29,15 +29,15 @@ from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
-from penstock.training.frameworks.ray_train.data_config import whole_datasets
-from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
-from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng
+from penstock.training.session.data_config import whole_datasets
+from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
+from penstock.training.session.shard import Shard
 from penstock.training.state import TrainState
 
 __all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
@@ -292,7 +292,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         if self._courier is not None:
             rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
             epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes, of the one that is over
-            self._courier.post(TrainProgress(step=self._step, total_steps=None, epoch=epoch, rows_per_s=rows_per_s))
+            total = self._job.total_steps if self._knows_epochs else None
+            self._courier.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
 
     def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
         """What all ranks report, in one folder; None where none reports a folder. Empty on all but rank 0."""

@@ -1,0 +1,105 @@
+"""Does a model that learns batch by batch continue to the same weights, validated and saved where it is due?"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import TrainingError
+from penstock.training.checkpoint.exactness import BIT_EXACT
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.events import Resumed, TrainProgress
+from penstock.training.frameworks import registry
+from penstock.training.frameworks.in_process import InProcess, run_in_process
+from penstock.training.model import LearningModel
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from tests.training.digits import CPU, ListClient, make_job
+
+
+class Means(LearningModel):
+    """The mean image of each class; the loss of a batch is its number of rows. Fails in the step of `dies`."""
+
+    def __init__(self, code: Any, params: Mapping[str, Any], schema: Any, files: Any) -> None:
+        self.params, self.batches = params, 0
+        self.sums = np.zeros((10, 65), np.float64)
+        if files is not None:
+            self.sums = np.load(io.BytesIO(files.read_bytes("sums.npy")))
+
+    def learn(self, batch: dict[str, torch.Tensor]) -> float:
+        self.batches += 1
+        if self.batches == self.params.get("dies"):
+            raise RuntimeError("killed")
+        rows = np.concatenate([batch["image"].reshape(-1, 64).numpy(), np.ones((len(batch["label"]), 1))], axis=1)
+        np.add.at(self.sums, batch["label"].numpy(), rows)
+        return math.nan if self.batches == self.params.get("nan") else float(len(rows))
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tensor(0.5)
+
+    def predict(self, batch: dict[str, torch.Tensor], rows: int) -> torch.Tensor:
+        means = torch.from_numpy(self.sums[:, :64] / np.maximum(self.sums[:, 64:], 1))
+        return -torch.cdist(batch["image"].reshape(rows, 64).double(), means)
+
+    def files(self) -> dict[str, bytes]:
+        stream = io.BytesIO()
+        np.save(stream, self.sums)
+        return {"sums.npy": stream.getvalue()}
+
+
+@pytest.fixture(autouse=True)
+def means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework of these jobs."""
+    framework = InProcess(Means, (), "means:load", ("sums.npy",))
+    monkeypatch.setattr(registry, "FRAMEWORKS", SimpleNamespace(get=lambda name: framework))
+
+
+def run(folder: Path, name: str, attempt: int = 1, client: ListClient | None = None, **spec: Any) -> RankResult:
+    params = spec.pop("params", {})
+    job = make_job(folder, run=name, attempt=attempt, **spec)
+    job = replace(job, spec=job.spec.model_copy(update={"params": params}))
+    return run_in_process(job, Group(0, 1, CPU), client or ListClient())
+
+
+def manifest(folder: Path, name: str) -> Any:
+    checkpoint, _ = job_checkpoints(make_job(folder, run=name)).newest_valid()
+    assert checkpoint is not None
+    return checkpoint.manifest
+
+
+def test_killed_model_continues_to_the_same_weights(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"checkpoint": {"every_s": None, "every_steps": 3}, "validate_every_steps": 4}
+    whole, client = run(tmp_path, "whole", **spec), ListClient()
+    with pytest.raises(TrainingError, match="killed"):
+        run(tmp_path, "parts", params={"dies": 12}, **spec)
+    parts = run(tmp_path, "parts", 2, client, **spec)
+    assert (whole.status, whole.state.step, whole.exactness) == ("finished", 14, BIT_EXACT)
+    assert (parts.status, parts.state, parts.resumed_from_step) == ("finished", whole.state, 9)
+    assert manifest(tmp_path, "parts").weights_digest == manifest(tmp_path, "whole").weights_digest
+    assert manifest(tmp_path, "parts").metrics["val/accuracy"] > 0.8
+    assert [event.step for event in client.events if isinstance(event, Resumed)] == [9]
+    assert {event.total_steps for event in client.events if isinstance(event, TrainProgress)} == {14}
+    points = read_journal(make_job(tmp_path, run="parts").run_storage, 99)
+    assert [point.step for point in points if "val/loss" in point.values] == [4, 7, 8, 12, 14]
+
+
+def test_nan_loss_stops_unless_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="the training loss is nan at step 2"):
+        run(tmp_path, "stops", params={"nan": 2})
+    assert run(tmp_path, "goes_on", params={"nan": 2}, on_nan="warn").status == "finished"
+
+
+def test_max_steps_ends_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    ended = run(tmp_path, "run", max_steps=9)
+    assert (ended.status, ended.state.step, ended.state.epoch) == ("finished", 9, 1)
+    assert manifest(tmp_path, "run").step == 9

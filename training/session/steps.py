@@ -1,0 +1,199 @@
+"""How does a framework's training see the rows, and when does it save and validate? As epochs of a known number of steps.
+
+`learn_batches` is the whole loop of a model that learns from one batch after the other, such as Keras' or a package's own.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+from torch import Tensor
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.feed.batch import Feed
+from penstock.messages import counted
+from penstock.training.evaluation.metrics import validation_metrics
+from penstock.training.evaluation.validation import measured
+from penstock.training.job import TrainJob
+from penstock.training.model import TrainedModel
+from penstock.training.not_a_number import not_a_number
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.ranks import Group
+from penstock.training.session.session import Session
+from penstock.training.session.shard import Shard
+
+__all__ = ["REPORT_EVERY", "Epochs", "SavePlan", "Validation", "learn_batches", "train_epochs", "validation_epochs"]
+
+REPORT_EVERY = 10
+"""Steps between points of what is measured while training."""
+
+
+class Epochs:
+    """A data loader: each `iter()` is an epoch of batches, the first one from where training starts.
+
+    Args:
+        rows: of a step, on this rank.
+        steps: of a whole epoch.
+        device: of the batches; None is this rank's.
+    """
+
+    def __init__(self, shard: Shard, rows: int, steps: int, device: torch.device | None = None) -> None:
+        self._shard, self._rows, self._steps, self._device = shard, rows, steps, device
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(self._shard.iter_torch_batches(batch_size=self._rows, device=self._device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the session keeps the place. With it Lightning knows that an epoch continues in its middle."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
+
+
+def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.device | None = None) -> Epochs:
+    """The train split.
+
+    Raises:
+        SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
+    """
+    steps = replace(job, spec=job.spec.model_copy(update={"epochs": 1, "max_steps": None})).total_steps
+    if steps is None:
+        raise SpecError(
+            f"shuffle.by_length does not fit {job.spec.framework}, which counts an epoch's steps before it",
+            next_step="take it out",
+        )
+    rest = job.order.epoch_rows % job.spec.batch_rows
+    if 0 < rest < group.world_size:
+        raise SpecError(
+            f"the last step of an epoch has {counted(rest, 'row')}, and there are {group.world_size} workers",
+            next_step="take another train.batch_rows",
+        )
+    return Epochs(session.shard("train"), job.spec.batch_rows // group.world_size, steps, device)
+
+
+def validation_epochs(job: TrainJob, group: Group, session: Session) -> Epochs | None:
+    """The validation split, if it has rows."""
+    rows = job.manifest.rows.get("validation")
+    if not rows:
+        return None
+    whole, rest = divmod(rows, job.spec.batch_rows)
+    return Epochs(session.shard("validation"), job.spec.batch_rows // group.world_size, whole + (rest >= group.world_size))
+
+
+class SavePlan:
+    """When one rank saves and validates, as `train.checkpoint` and `train.validate_every_steps` say.
+
+    `due_*` are collectives: the first rank's clock decides for all.
+    """
+
+    def __init__(self, job: TrainJob, group: Group, session: Session) -> None:
+        self._spec, self._group, self._session = job.spec, group, session
+        self._saved_s = time.monotonic()
+
+    def validates(self, step: int) -> bool:
+        """Whether to validate in the middle of an epoch."""
+        return _is_every(self._spec.validate_every_steps, step)
+
+    def due_in_epoch(self, step: int) -> bool:
+        """Whether to save after a step that does not end an epoch."""
+        checkpoint = self._spec.checkpoint
+        over = checkpoint.every_s is not None and time.monotonic() - self._saved_s >= checkpoint.every_s
+        candidate = checkpoint.best is not None and self.validates(step)
+        planned = _is_every(checkpoint.every_steps, step)
+        return bool(self._group.from_first(planned or candidate or over or self._session.stop_wanted))
+
+    def due_at_epochs_end(self, *, last: bool) -> bool:
+        """Whether to save at the end of an epoch; `last` is that of training."""
+        checkpoint = self._spec.checkpoint
+        wanted = checkpoint.every_epoch or checkpoint.best is not None or last
+        return bool(self._group.from_first(wanted or self._session.stop_wanted))
+
+    def saved(self) -> None:
+        """Start `every_s` again: a checkpoint was handed over."""
+        self._saved_s = time.monotonic()
+
+
+class Validation:
+    """The validation split measured with penstock's metrics, each rank its share."""
+
+    def __init__(self, job: TrainJob, group: Group, model: TrainedModel) -> None:
+        self._model, self._group = model, group
+        self._metrics = validation_metrics(job.spec.checkpoint.best, job.manifest.feed_schema, model).to(model.device)
+        self._feed: Feed | None = None
+        if job.manifest.rows.get("validation"):
+            self._feed = open_job_feed(job, "validation", group.rank, group.world_size, model.device)
+
+    def values(self) -> dict[str, float]:
+        """`val/loss` and the metrics; empty without rows. A collective."""
+        return measured(self._model, self._feed, self._metrics, self._group) if self._feed is not None else {}
+
+
+def learn_batches(
+    job: TrainJob,
+    group: Group,
+    session: Session,
+    model: TrainedModel,
+    learn: Callable[[dict[str, Tensor]], Mapping[str, float]],
+    write: Callable[[Path], None],
+) -> None:
+    """Train a model to the end of the spec, as the only rank.
+
+    Args:
+        learn: learns one batch and returns the values to chart, `train/loss` among them.
+        write: writes the whole state into a folder.
+
+    Raises:
+        DataError: the feed gives no batch.
+        TrainingError: a loss is not a number, and `train.on_nan` is `stop`.
+        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+    """
+    rows = train_epochs(job, group, session, model.device)
+    plan, validation = SavePlan(job, group, session), Validation(job, group, model)
+    values: dict[str, float] = {}
+
+    def report(*, save: bool) -> None:
+        if not save:
+            session.report(values)
+            return
+        with tempfile.TemporaryDirectory(prefix="penstock-save-") as folder:
+            write(Path(folder))
+            session.report(values, ray.train.Checkpoint.from_directory(folder))
+        plan.saved()
+
+    step = session.state.step
+    last = min(len(rows) * job.spec.epochs, job.spec.max_steps or math.inf)
+    while step < last:
+        before = step
+        for batch in rows:
+            step += 1
+            values = dict(learn(batch))
+            if job.spec.on_nan == "stop" and not math.isfinite(values["train/loss"]):
+                raise not_a_number(f"the training loss is {values['train/loss']} at step {step:,}")
+            if step >= last or step % len(rows) == 0:
+                break
+            if validates := plan.validates(step):
+                values |= validation.values()
+            if plan.due_in_epoch(step):
+                report(save=True)
+            elif validates or step % REPORT_EVERY == 0:
+                report(save=False)
+        if step == before:  # asking again would give nothing again, for ever
+            raise DataError(f"the train feed gave no batch at step {step:,}")
+        values |= validation.values()
+        report(save=plan.due_at_epochs_end(last=step >= last))
+
+
+def _is_every(steps: int | None, step: int) -> bool:
+    return steps is not None and step % steps == 0
