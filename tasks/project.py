@@ -20,13 +20,13 @@ from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.job import CallbackCode
 from penstock.training.registry.registries import REGISTRIES
 from penstock.usercode.capture import NO_CODE, Definitions, UserCode, capture
 from penstock.usercode.files import matched_files
 
 if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
     from penstock.training.frameworks.framework import Framework
+    from penstock.training.job import CallbackCode
     from penstock.training.registry.registry import ModelRegistry
 
 __all__ = ["Project"]
@@ -189,6 +189,10 @@ class Project:
     def callbacks(self) -> tuple[CallbackCode, ...]:
         """What `train.callbacks` names; those with a colon are user code. Raises SpecError of all that cannot be found."""
         named = self.spec.train.named_callbacks
+        if not named:
+            return ()
+        from penstock.training.job import CallbackCode  # loads torch
+
         codes = iter(self._captured([(name, options) for name, options in named if ":" in name]))
         return tuple(CallbackCode(name, options, next(codes) if ":" in name else None) for name, options in named)
 

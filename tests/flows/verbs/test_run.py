@@ -89,9 +89,9 @@ def test_missing_files_and_columns_are_reported_together(tmp_path: Path) -> None
     folder = file.parent
     sources = [f"data.train: {folder}/data/trian matches no file", f"data.validation: {folder}/held.parquet matches no file"]
     code = [
-        f"modle.py:Net: there is no file modle.py in {folder} (did you mean 'model.py'?)",
-        f"transfroms.py:scale: there is no file transfroms.py in {folder} (did you mean 'transforms.py'?)",
-        f"calls.py:Count: there is no file calls.py in {folder} (did you mean 'model.py'?)",
+        f"modle.py:Net: there is no file modle.py in {folder}; did you mean 'model.py'?",
+        f"transfroms.py:scale: there is no file transfroms.py in {folder}; did you mean 'transforms.py'?",
+        f"calls.py:Count: there is no file calls.py in {folder}; did you mean 'model.py'?",
     ]
     column = "preprocess[0].drop: there is no column 'maen' at this point; did you mean 'mean'?"
     refusing: list[Callable[[list[str]], object]] = [
