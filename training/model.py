@@ -10,13 +10,15 @@ import importlib
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 
 from penstock.config import Section
+from penstock.errors import CheckpointError
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode
@@ -30,6 +32,7 @@ __all__ = [
     "are_probabilities",
     "load_model",
     "own_device",
+    "read_spec",
 ]
 
 
@@ -131,7 +134,7 @@ class LearningModel(TrainedModel, Protocol):
 class ModelSpec(Section):
     """What a model is rebuilt from, besides its files. A registered model keeps it as `model.json`."""
 
-    version: int = 1
+    version: Literal[1] = 1
     code: UserCode
     """What `train.recipe` names."""
     params: dict[str, Any]
@@ -144,6 +147,18 @@ class ModelSpec(Section):
     """What prepares raw rows (`penstock.training.registry.raw_rows.RawForm`); the framework's model takes prepared ones."""
     batch_rows: PositiveInt = 1024
     """Rows it gets at once where it answers: as many as where it was measured, for other sizes may round otherwise."""
+
+
+def read_spec(file: Path) -> ModelSpec:
+    """Read the `model.json` of a registered model. Raises CheckpointError if another version of penstock wrote it."""
+    try:
+        return ModelSpec.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"{file} does not describe a model of this penstock: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            next_step="load it with the penstock that registered it, or train and register it again",
+        ) from error
 
 
 def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:

@@ -22,7 +22,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.stores import is_local
-from penstock.training.model import ModelSpec
+from penstock.training.model import read_spec
 from penstock.training.predict.unit import FORMAT
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE, form_of
@@ -88,7 +88,7 @@ def ask(
         DataError: the model has no description of raw rows.
         SpecError: there is no such format, or an option of it is wrong or missing.
     """
-    spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
+    spec = read_spec(model.folder / MODEL_FILE)
     form = form_of(spec)
     name = format or form.data.format
     is_kept = format_named(name).is_kept

@@ -22,7 +22,7 @@ from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
 from penstock.storage import Storage
-from penstock.training.model import ModelSpec, load_model
+from penstock.training.model import ModelSpec, load_model, read_spec
 from penstock.training.registry.answer import (
     answer_arrays,
     answer_columns,
@@ -85,7 +85,7 @@ class LoadedModel:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        spec = ModelSpec.model_validate_json((Path(folder) / MODEL_FILE).read_bytes())
+        spec = read_spec(Path(folder) / MODEL_FILE)
         self.schema: FeedSchema = spec.feed_schema
         self._model = load_model(spec, Storage(str(folder)))
         self._batch_rows = spec.batch_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import DataError
+from penstock.errors import CheckpointError, DataError
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -100,6 +100,12 @@ def prices_source(folder: Path) -> Source:
     table = pa.table({"town": towns, "area": rng.random(120), "price": rng.random(120).astype(np.float32)})
     steps = [{"one_hot": {"columns": ["town"]}}, {"standard_scaler": {"columns": ["area"]}}]
     return Source.of(folder, {"train/0.parquet": table}, steps, validation=None, test={"fraction": 0.4}, label="price")
+
+
+def test_a_model_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MODEL_FILE).write_text('{"version": 2}')
+    with pytest.raises(CheckpointError, match=r"model\.json does not describe a model of this penstock: version: "):
+        LoadedModel(tmp_path)
 
 
 @pytest.mark.parametrize("source", [table_source, prices_source])
