@@ -1,0 +1,241 @@
+"""How do words become numbers, without an index for each? Cleaned, hashed into buckets, and lists of words as one vector.
+
+Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, PositiveInt, field_validator
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.fixed_shape import is_text
+from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Names, Transform
+from penstock.ingest.read.row_hash import hash_columns
+from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml, shorten
+
+__all__ = ["CleanText", "CleanTextOptions", "Hashing", "HashingOptions", "MultiHot", "MultiHotOptions"]
+
+
+class CleanTextOptions(Section):
+    """Text columns and what is done to them, in the order of the options below. A null stays null."""
+
+    columns: ColumnNames
+    """Names, or `*` for every text column but the label."""
+    normalize: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = "NFC"
+    """Unicode form, so that one letter is not written in two ways; `NFKC` makes full-width letters and ligatures plain too."""
+    lower: bool = False
+    """Whether letters become small."""
+    remove: str | None = None
+    """A regular expression (RE2, as Arrow has it): what it matches becomes a blank, such as `https?://[^ ]+` or `[^a-z ]`."""
+    whitespace: bool = True
+    """Whether every run of blanks, tabs and line ends becomes one blank, and none is left at the ends."""
+    empty_is_null: bool = False
+    """Whether text that is empty afterwards becomes null, which an imputer may fill."""
+
+    @field_validator("remove")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+            pc.replace_substring_regex(pa.array([""]), pattern or " ", " ")
+        except (re.error, pa.ArrowInvalid) as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return pattern
+
+
+class CleanText(Transform[CleanTextOptions]):
+    """Text in one spelling: Unicode form, letters, blanks."""
+
+    Options = CleanTextOptions
+
+    def matches(self, kind: pa.DataType) -> bool:
+        return is_text(kind)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        return None if is_text(kind) else f"it takes text; cast it first (cast: {{{in_yaml(column)}: string}}), or leave it out"
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        for name in self.columns(rows.table.schema, data.label):
+            try:
+                rows.put(name, self._cleaned(rows.column(name)))
+            except pa.ArrowInvalid as error:
+                raise DataError(
+                    f"preprocess: {self.name}: column {name!r}: {error}", next_step="correct its options"
+                ) from error
+
+    def _cleaned(self, text: pa.Array) -> pa.Array:
+        of = self.options
+        if of.normalize is not None:
+            text = _normalized(text, of.normalize)
+        if of.lower:
+            text = pc.utf8_lower(text)
+        if of.remove is not None:
+            text = pc.replace_substring_regex(text, of.remove, " ")
+        if of.whitespace:
+            text = pc.utf8_trim_whitespace(pc.replace_substring_regex(text, r"[\s\p{Z}]+", " "))
+        if of.empty_is_null:
+            text = pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text)
+        return text
+
+
+def _normalized(text: pa.Array, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> pa.Array:
+    """By Python: Arrow's own leaves letters and accents apart in every form."""
+    if pc.all(pc.string_is_ascii(text)).as_py() is not False:
+        return text
+    encoded = text.dictionary_encode()
+    spelt = [unicodedata.normalize(form, value) for value in encoded.dictionary.to_pylist()]
+    return pa.array(spelt, text.type).take(encoded.indices)
+
+
+class MultiHotOptions(Section):
+    """A float32 vector per column with a 1 at the place of each of the list's entries, categories in sorted order."""
+
+    columns: Names
+    """Names of columns that hold lists of text or of integers, such as tags. An empty list is a vector of zeros."""
+    max_categories: PositiveInt | None = None
+    """Keep only that many categories, those that are in most entries of the train split; the others count as unknown."""
+    unknown: Literal["ignore", "error"] = "ignore"
+    """An entry that is no category of the train split: it has no place in the vector and is counted, or its row cannot be
+    used."""
+
+
+class MultiHot(Transform[MultiHotOptions]):
+    """A vector of zeros and ones per list of categories."""
+
+    Options = MultiHotOptions
+    learns = True
+    widens_rows = True
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        return None if _is_list_of_words(kind) else "it takes lists of text or integers; one_hot takes one category a row"
+
+    def question(self, column: str) -> Question:
+        return Question(column, "categories", max_categories=self.options.max_categories)
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        if len(facts.categories) > MAX_ONE_HOT:
+            raise DataError(
+                f"preprocess: multi_hot: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
+                f"{MAX_ONE_HOT:,} are refused",
+                next_step=f"keep the most frequent (max_categories: {MAX_ONE_HOT}), or hash them (hashing: "
+                f"{{columns: [{in_yaml(column)}], buckets: 4096}})",
+            )
+        return ColumnState(column=column, categories=facts.categories)
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, [state.column for state in fitted])
+        for state in fitted:
+            row, words = _words_of(rows, state.column)
+            try:
+                keys = pa.array(state.categories or ()).cast(words.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise DataError(
+                    f"preprocess: multi_hot was fitted on other entries than column {state.column!r} of {words.type} holds"
+                ) from error
+            codes = pc.index_in(words, keys)
+            unseen = codes.is_null().to_numpy(zero_copy_only=False)
+            if unseen.any() and self.options.unknown == "error":
+                self._reject(rows, state.column, row, words, unseen)
+                row, words = _words_of(rows, state.column)
+                codes = pc.index_in(words, keys)
+                unseen = np.zeros(len(words), np.bool_)
+            if unseen.any():
+                rows.unseen[state.column] = rows.unseen.get(state.column, 0) + int(unseen.sum())
+            vectors = np.zeros((rows.table.num_rows, len(state.categories or ())), np.float32)
+            vectors[row[~unseen], pc.drop_null(codes).to_numpy()] = 1
+            rows.put(state.column, tensor_array(vectors))
+
+    def _reject(self, rows: Rows, name: str, row: np.ndarray, words: pa.Array, unseen: np.ndarray) -> None:
+        first = {int(row[entry]): entry for entry in np.flatnonzero(unseen)[::-1].tolist()}
+        mask = np.zeros(rows.table.num_rows, np.bool_)
+        mask[list(first)] = True
+        rows.reject(mask, "unknown category", name, lambda at: shorten(words[first[at]].as_py()))
+
+
+def _is_list_of_words(kind: pa.DataType) -> bool:
+    """Whether these are lists of text or integers."""
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return lists and (is_text(kind.value_type) or pa.types.is_integer(kind.value_type))
+
+
+def _words_of(rows: Rows, name: str) -> tuple[np.ndarray, pa.Array]:
+    """Row of each entry, int64 [entries], and the entries of a column of lists; rows that are null or have nulls go.
+
+    Raises:
+        DataError: it holds no lists of text or integers.
+    """
+    lists = rows.column(name)
+    if not _is_list_of_words(lists.type):
+        raise DataError(f"preprocess: column {name!r} is {lists.type}; lists of text or integers are needed here")
+    rows.reject(lists.is_null().to_numpy(zero_copy_only=False), "null", name)
+    lists = rows.column(name)
+    parents, entries = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    if entries.null_count:
+        mask = np.zeros(len(lists), np.bool_)
+        mask[parents[entries.is_null().to_numpy(zero_copy_only=False)]] = True
+        rows.reject(mask, "null", name)
+        lists = rows.column(name)
+        parents, entries = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    return parents.astype(np.int64), entries
+
+
+class HashingOptions(Section):
+    """Categories, or lists of them, that become numbers of buckets. Nothing is learnt, and no category is unknown."""
+
+    columns: ColumnNames
+    """Names, or `*` for every text column but the label. A value becomes an int64 index, which an embedding takes; a list of
+    text or integers becomes a float32 vector that counts its entries by bucket."""
+    buckets: int = Field(ge=2, le=1 << 31)
+    """How many. Two categories share one more often than not from about the square root of this many categories on."""
+    seed: int = 0
+    """Another one deals the categories anew."""
+
+
+class Hashing(Transform[HashingOptions]):
+    """Categories to buckets by a hash."""
+
+    Options = HashingOptions
+    widens_rows = True
+
+    def matches(self, kind: pa.DataType) -> bool:
+        return is_text(kind)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        takes = is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_list_of_words(kind)
+        return None if takes else f"cast it to text first (cast: {{{in_yaml(column)}: string}})"
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        for name in self.columns(rows.table.schema, data.label):
+            if _is_list_of_words(rows.column(name).type):
+                if self.options.buckets > MAX_ONE_HOT:
+                    raise DataError(
+                        f"preprocess: hashing: column {name!r} holds lists, whose vectors of {self.options.buckets:,} counts "
+                        f"are longer than {MAX_ONE_HOT:,}",
+                        next_step="use fewer buckets for lists",
+                    )
+                row, words = _words_of(rows, name)
+                counts = np.zeros((rows.table.num_rows, self.options.buckets), np.float32)
+                np.add.at(counts, (row, self._buckets(words)), 1.0)
+                rows.put(name, tensor_array(counts))
+            else:
+                rows.reject_missing(name)
+                rows.put(name, pa.array(self._buckets(rows.column(name))))
+
+    def _buckets(self, values: pa.Array) -> np.ndarray:
+        """int64 [values]; the same for a value in every column, process and version."""
+        hashes = hash_columns(pa.table({f"hashing {self.options.seed}": values}), [f"hashing {self.options.seed}"])
+        return (hashes % np.uint64(self.options.buckets)).astype(np.int64)
