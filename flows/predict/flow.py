@@ -93,7 +93,7 @@ def predict(request: PredictRequest) -> State[Any]:
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
-            reporter.say(f"{model.uri}: {of_state}{_said_of(work, len(listing.files))}")
+            reporter.say(f"{model.uri}: {of_state}{_work_text(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])
             run = partial(_on_ray, connect, request, model, listing.files, storage)
             progress = reporter.progress("predict") if work.todo else silent
@@ -138,7 +138,7 @@ def _list(data: DataSpec, reporter: Reporter) -> Listing:
     return listing
 
 
-def _said_of(work: Plan, num_files: int) -> str:
+def _work_text(work: Plan, num_files: int) -> str:
     left = len({file.name for job in work.todo for file in job.files})
     if not left:
         return f"all {counted(num_files, 'file')} scored already"

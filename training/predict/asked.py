@@ -1,4 +1,4 @@
-"""What is a model asked of which rows? Its own way to read them, the input's format and options, and the columns to be kept."""
+"""Which rows are scored by which model? How they are read, the input's format and options, and the columns to be kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Asked:
     @property
     def digest(self) -> str:
         """Equal where equal files would give equal rows."""
-        # Of rows that are in no files the options say which are meant, and not how the files are read that they become.
+        # Of rows that are in no files the options name the rows, and not how the files are read that they become.
         options = () if self.is_kept else (self.data.format,)
         read = self.data.model_dump(mode="json", include={"format", "types", "images", *options})
         return digest_of(
@@ -135,7 +135,7 @@ def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, An
         raise SpecError(
             f"the options of the format {name} are not right",
             problems=[f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()],
-            next_step=f"say each as under data.{name} of a pipeline file: --option NAME=VALUE",
+            next_step=f"write each as under data.{name} of a pipeline file: --option NAME=VALUE",
         ) from error
 
 

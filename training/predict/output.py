@@ -71,7 +71,7 @@ class PredictedUnit(Section):
     """Its address, for people."""
     files: tuple[Identity, ...]
     file_rows: int | None = None
-    """Rows of the file that it is a piece of, where only a look through the file tells them."""
+    """Rows of the file that it is a piece of, where only reading through the file finds them."""
     rows: int
     """Scored."""
     unscored: int
@@ -94,7 +94,7 @@ class Manifest(Section):
     model_digest: str
     input: str
     state: str = ""
-    """Of a source that is no files, which was read: `version-12`."""
+    """Of a source that is not files, which was read: `version-12`."""
     rows: int
     unscored: int
     data_digest: str
@@ -185,7 +185,7 @@ class Output:
             self.storage.delete(path)
 
     def reopen(self) -> None:
-        """Take the manifest away before the first change: it says that everything is scored."""
+        """Take the manifest away before the first change: it means that everything is scored."""
         self.storage.delete(_MANIFEST)
 
     def remove_strays(self, units: Iterable[PredictedUnit]) -> None:

@@ -37,7 +37,7 @@ UNIT_BYTES = 8 << 20
 PIECE_BYTES = 256 << 20
 """A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so.
 
-Of text it is known only to who looks through it where its rows begin; that is done here, by several threads."""
+Where the rows of a text begin shows only by reading through it; several threads do that here."""
 
 
 class Plan(NamedTuple):
@@ -115,7 +115,7 @@ def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> I
         pieces: Sequence[tuple[int, int]] = ()
         facts: FileFacts | None = None
         if file.size_bytes > 2 * PIECE_BYTES:
-            with contextlib.suppress(DataError):  # the worker meets it again, and tells
+            with contextlib.suppress(DataError):  # the worker meets it again, and reports it
                 pieces = reader.pieces(file, PIECE_BYTES)
                 if not pieces and reader.hands_on_rows:
                     (looked,) = inspect_files(data, [file], progress, part_bytes=PIECE_BYTES, keep=True)
@@ -209,7 +209,7 @@ def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> lis
             f"are: {', '.join(capped(work.gone, 3))}"
         )
     if scored.unscored:
-        found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored says why")
+        found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored has the reasons")
     if scored.unseen:
         columns = capped([f"{name} ({count:,})" for name, count in sorted(scored.unseen.items())], 5)
         values = counted(scored.unseen.total(), "value is a category", "values are categories")

@@ -45,7 +45,7 @@ FORMAT = 1
 """Raised by one when the same inputs would give other parts."""
 
 ADDED = ("file", "row")
-"""Columns that say where a row is from: the file's path below the input, and the row in it, from 0."""
+"""Columns with the place of a row: the file's path below the input, and the row in it, from 0."""
 
 _LOOKED_AT = 64
 """Units that are looked at before there is a cluster: where there are more, it is quicker."""
@@ -78,7 +78,7 @@ class ScoringJob:
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """What the record says of the files."""
+        """Describe the files for the record."""
         return tuple(
             Identity(name=file.name, size_bytes=file.size_bytes, fingerprint=file.fingerprint, piece=self.piece)
             for file in self.files
@@ -100,9 +100,9 @@ class ScoringOutcome:
 
 
 def unscorable(model: LoadedModel, jobs: Sequence[ScoringJob]) -> list[ScoringOutcome]:
-    """What comes of all units where none has the columns that it needs, as the beginnings of the files tell; else nothing.
+    """Refuse all units if none has the columns that it needs, by the beginnings of the files; else return nothing.
 
-    So that a wrong input is told before a cluster is started for it.
+    A wrong input is reported so before a cluster is started for it.
     """
     reader = reader_of(jobs[0].data)
     if reader.missing_is_null or reader.one_row_per_file or len(jobs) > _LOOKED_AT:
@@ -294,7 +294,7 @@ class _Source:
         wanted = self._wanted.get(name, found)
         if promote(found, wanted) == wanted:
             return wanted
-        # As text where that is what a file of text says, and not what a number or a time made of it would look like.
+        # As the text in the file, and not as a number or a time made of it would be written.
         return pa.string() if self._is_text(name) and pa.types.is_primitive(found) else found
 
     def batches(self) -> Iterator[tuple[RowBatch, pa.Table]]:

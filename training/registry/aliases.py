@@ -1,4 +1,4 @@
-"""Which version of a model holds an alias in MLflow, which held it before, and which lost it because a person said so?
+"""Which version of a model holds an alias in MLflow, which held it before, and which lost it by a rollback?
 
 The order of the writes is such that a process killed between any two can do all of them again.
 """
@@ -73,9 +73,9 @@ def roll_back(client: MlflowClient, name: str, alias: str) -> tuple[str, str]:
         # Where a rollback was killed between its writes, both are at the version that was to lose the alias.
         before = client.get_model_version(name, holder).tags.get(_goes_to(alias))
     if holder is None or before is None:
-        said = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
+        held_by = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
         raise SpecError(
-            f"model {name!r} has nothing to roll alias {alias!r} back to: {said or 'no version of it has an alias'}",
+            f"model {name!r} has nothing to roll alias {alias!r} back to: {held_by or 'no version of it has an alias'}",
             next_step=f"the version that loses the alias to another one gets the alias {PREVIOUS!r}; set it by hand in MLflow",
         )
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

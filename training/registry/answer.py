@@ -21,7 +21,7 @@ __all__ = ["ERROR", "answer_arrays", "answer_columns", "answer_table", "arrow_an
 
 
 ERROR = "error"
-"""The column that says why a row has no answer, where that is reported."""
+"""The column with the reason why a row has no answer, where that is reported."""
 
 
 def prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
@@ -104,12 +104,12 @@ def asked_for(
     """The columns asked for in their order; those of the answer, else those given.
 
     Raises:
-        DataError: there is no such column, or one name is given and no list.
+        DataError: there is no such column, or `columns` is one name and not a list.
     """
     if columns is None:
         return table
     if isinstance(columns, str):
-        raise DataError(f"columns is {columns!r}, and no list of names", next_step=f"give columns=[{columns!r}]")
+        raise DataError(f"columns is {columns!r}, which is not a list of names", next_step=f"give columns=[{columns!r}]")
     found = {}
     for name in columns:
         if name in table.columns:

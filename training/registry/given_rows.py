@@ -43,10 +43,10 @@ class GivenRows(NamedTuple):
 
 
 def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
-    """Tell the columns and the number of rows apart, whichever way they were given.
+    """Find the columns and the number of rows, in whichever form they were given.
 
     Args:
-        schema: of the source; says of a single dict whether a list in it is one row's value or a column.
+        schema: of the source; decides for a single dict whether a list in it is one row's value or a column.
 
     Raises:
         DataError: it is none of the forms, columns differ in length, or two have one name.
@@ -55,7 +55,7 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise DataError(f"the rows given are text that is no JSON: {error}", next_step=_FORMS) from error
+            raise DataError(f"the rows given are text that is not JSON: {error}", next_step=_FORMS) from error
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table | pd.DataFrame):
@@ -138,8 +138,8 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
         values, wrong = _typed(given.columns[field.name], field.type)
         columns.append(values)
         for row, value in wrong.items():
-            said = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
-            problems.setdefault(row, said)
+            problem = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
+            problems.setdefault(row, problem)
     return pa.table(columns, schema=schema), problems
 
 
@@ -212,10 +212,10 @@ def _cast(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | p
     if pa.types.is_boolean(found) and not pa.types.is_boolean(kind):
         raise TypeError("a truth value is nothing else")
     if (_is_number(found) and pa.types.is_temporal(kind)) or (pa.types.is_temporal(found) and _is_number(kind)):
-        raise TypeError("a time is no number")
+        raise TypeError("a time is not a number")
     made = cast_array(values, kind)
     if pa.types.is_boolean(kind) and _is_number(found) and not pc.cast(made, found).equals(pc.cast(values, found)):
-        raise ValueError("a number that is neither 0 nor 1 is no truth value")
+        raise ValueError("a number that is neither 0 nor 1 is not a truth value")
     return made
 
 
@@ -234,7 +234,7 @@ def _bytes_of(value: Any) -> bytes:
     try:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"text that is no Base64: {error}") from error
+        raise ValueError(f"text that is not Base64: {error}") from error
 
 
 def _flat_rows(values: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """How do two registered models answer the same raw rows? Both are loaded from the registry and asked at the same time.
 
-A model is asked as those who use it ask it: raw rows in, answers out. What cannot be compared is said in one sentence.
+Both get raw rows, as in use. An error names in one sentence why they cannot be compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         tables: raw rows with their label, as the new model's source has them.
 
     Raises:
-        DataError: they cannot be compared; the message says why, as the end of a sentence.
+        DataError: they cannot be compared; the message gives the reason, as the end of a sentence.
         SpecError: the metric is unknown or does not fit the label.
     """
     kinds = label_kind(new.schema), label_kind(holder.schema)
@@ -55,7 +55,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     for model, whose in ((holder, "it was"), (new, "the new version was")):
         if not model.can_predict:
             raise DataError(f"{whose} trained by a recipe without `predict`")
-    targets, outputs, unanswered, first_trouble, cut = [], [], 0, None, False
+    targets, outputs, unanswered, first_problem, cut = [], [], 0, None, False
     left = MOST_SCORES // max(1, new.schema.num_classes or 1)
     for table in tables:
         if not left:
@@ -70,8 +70,8 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         both = [_output(model, table, new.schema.classes) for model in (new, holder)]
         (mine, mine_failed), (theirs, theirs_failed) = both
         lost = known & ~_failed(mine_failed) & _failed(theirs_failed)
-        if lost.any() and first_trouble is None:
-            first_trouble = theirs_failed[int(np.flatnonzero(lost)[0])]
+        if lost.any() and first_problem is None:
+            first_problem = theirs_failed[int(np.flatnonzero(lost)[0])]
         unanswered += int(lost.sum())
         used = known & ~_failed(mine_failed) & ~_failed(theirs_failed)
         if np.count_nonzero(used) > left:
@@ -82,7 +82,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         outputs.append((mine[used], theirs[used]))
     rows = sum(map(len, targets))
     if not rows:
-        raise DataError(first_trouble or "there are no held-out rows that both can answer")
+        raise DataError(first_problem or "there are no held-out rows that both can answer")
     target = np.concatenate(targets)
     if kinds[0] == "classification":
         target = target.astype(np.int64)
@@ -118,7 +118,7 @@ def _output(
         if (names is None) != (theirs is None):
             raise DataError("only one of the two knows its classes by name")
         return given, errors
-    # Another numbering, or classes that one of them does not know: by name, 0 for a class that it never says.
+    # Another numbering, or classes that one of them does not know: by name, 0 for a class that it never predicts.
     placed = np.zeros((len(errors), len(names)), np.float32)
     for index, name in enumerate(names):
         if name in theirs:

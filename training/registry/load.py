@@ -29,7 +29,7 @@ __all__ = ["FetchedModel", "fetch_model", "load_model", "registered_weights"]
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
-_MOST_TOLD = 8
+_MOST_LISTED = 8
 """Models that an error lists."""
 
 
@@ -90,7 +90,7 @@ def registered_weights(model: str, uri: str) -> StartWeights:
 
     if (parts := _ADDRESS.fullmatch(model)) is None:
         raise SpecError(
-            f"train.start_from: {model!r} is no address of a registered model",
+            f"train.start_from: {model!r} is not the address of a registered model",
             next_step="write models:/NAME@ALIAS or models:/NAME/VERSION",
         )
     client = _client(uri)
@@ -107,7 +107,7 @@ def registered_weights(model: str, uri: str) -> StartWeights:
     found = f"models:/{version.name}/{version.version}"
     if MODEL not in {Path(file.path).name for file in files}:
         raise SpecError(
-            f"train.start_from: {found} has no {MODEL}, so it is no torch model that penstock has registered",
+            f"train.start_from: {found} has no {MODEL}, so it is not a torch model that penstock has registered",
             next_step="download its weights, and name the file: a .safetensors, or what torch.save made of a state_dict",
         )
     read = partial(_content, f"{folder}/{MODEL}", uri)
@@ -135,7 +135,7 @@ def _model_folder(folder: Path) -> Path:
         if (place / MODEL_FILE).is_file():
             return place
     raise DataError(
-        f"{folder} holds no {MODEL_FILE}, so it is no model that penstock has registered",
+        f"{folder} holds no {MODEL_FILE}, so it is not a model that penstock has registered",
         next_step="give models:/NAME@ALIAS, a run, or the folder of a registered model",
     )
 
@@ -159,16 +159,16 @@ def _found_uri() -> str:
 
 
 def _there(client: MlflowClient) -> str:
-    """What the registry could give instead, as the beginning of a sentence; empty where it has or says nothing."""
+    """List what the registry has instead, as the beginning of a sentence; empty where it has nothing or does not answer."""
     from mlflow.exceptions import MlflowException
 
     try:
-        models = client.search_registered_models(max_results=_MOST_TOLD)
-    except MlflowException:  # why the model cannot be had is the news
+        models = client.search_registered_models(max_results=_MOST_LISTED)
+    except MlflowException:  # the error about the model itself is what counts
         return ""
     names = [f"models:/{model.name}@{alias}" for model in models for alias in sorted(model.aliases)]
     names = names or [f"models:/{model.name}/{model.latest_versions[-1].version}" for model in models if model.latest_versions]
-    return f"give one that is there ({', '.join(names[:_MOST_TOLD])}), or " if names else ""
+    return f"give one that is there ({', '.join(names[:_MOST_LISTED])}), or " if names else ""
 
 
 def _client(uri: str) -> MlflowClient:
@@ -204,7 +204,8 @@ def _fetched(model: str, uri: str) -> FetchedModel:
             found = found or [*client.search_model_versions(f"tag.`penstock.run` = '{run}'")]
             if not found:
                 raise DataError(
-                    f"{model!r} is no folder, no models:/NAME@ALIAS, and no run at {redact_text(uri)} that registered a model",
+                    f"{model!r} is not a folder, not models:/NAME@ALIAS, and not a run at {redact_text(uri)} that registered "
+                    "a model",
                     next_step="`penstock status` shows the runs of a project",
                 )
             version = max(found, key=lambda version: int(version.version))

@@ -140,7 +140,7 @@ class LoadedModel:
             `probability` (of that class) and `probabilities` (a list per row); else `prediction`.
 
         Raises:
-            DataError: rows cannot be used; says which row, column and value, and why.
+            DataError: rows cannot be used; names row, column, value and rule.
         """
         if on_error not in ("raise", "report"):
             raise DataError(f"on_error is {on_error!r}", next_step="set it to raise or report")
@@ -198,7 +198,7 @@ class LoadedModel:
 
 
 def form_of(spec: ModelSpec) -> RawForm:
-    """Read how a registered model prepares raw rows. Raises DataError where it says nothing of them."""
+    """Read how a registered model prepares raw rows. Raises DataError where it has no such description."""
     if spec.raw is None:
         raise DataError("the model has no description of raw rows", next_step="train and register it again")
     return RawForm.model_validate(spec.raw)
@@ -220,9 +220,9 @@ def _batches_of(table: pa.Table, schema: FeedSchema) -> Batches:
 
 
 def _refusal(problems: Mapping[int, str], num_rows: int) -> DataError:
-    said = [problems[row] for row in sorted(problems)]
+    lines = [problems[row] for row in sorted(problems)]
     advice = 'correct them in the rows given, or have rows reported one by one: on_error="report"'
-    if len(said) == 1:
-        return DataError(said[0], next_step=advice)
-    shown = said[:SHOWN_PROBLEMS] + ([f"and {len(said) - SHOWN_PROBLEMS} more"] if len(said) > SHOWN_PROBLEMS else [])
-    return DataError(f"{len(said)} of {counted(num_rows, 'row')} cannot be scored", problems=shown, next_step=advice)
+    if len(lines) == 1:
+        return DataError(lines[0], next_step=advice)
+    shown = lines[:SHOWN_PROBLEMS] + ([f"and {len(lines) - SHOWN_PROBLEMS} more"] if len(lines) > SHOWN_PROBLEMS else [])
+    return DataError(f"{len(lines)} of {counted(num_rows, 'row')} cannot be scored", problems=shown, next_step=advice)

@@ -31,7 +31,7 @@ class MlflowRegistry:
         return mlflow_uri(state_dir)
 
     def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
-        """Log the model to the tracker's run, or where that is no MLflow's, to a run of its name; then register it."""
+        """Log the model to the tracker's run, or where the tracker is not MLflow's, to a run of its name; then register it."""
         from penstock.training.registry.register import register_model
 
         if isinstance(tracker, MlflowTracker):

@@ -80,14 +80,14 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
         example: some rows of the train split that can be used: the columns that the transforms begin with.
     """
     source = example.schema
-    told = _Told(data, source, fitted)
-    label_value = None if told.label is None or not example.num_rows else example.column(told.label)[0].as_py()
+    known = _SourceColumns(data, source, fitted)
+    label_value = None if known.label is None or not example.num_rows else example.column(known.label)[0].as_py()
     return RawForm(
         data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None, "folds": None, "fold": 0}),
         columns={field.name: type_text(field.type) for field in source},
-        unneeded=tuple(sorted(told.unneeded)),
-        nullable=tuple(sorted(told.nullable)),
-        label=told.label,
+        unneeded=tuple(sorted(known.unneeded)),
+        nullable=tuple(sorted(known.nullable)),
+        label=known.label,
         label_value=_as_json(label_value),
         fitted=fitted,
         code={target: user.model_copy(update={"origin": ""}) for target, user in code.items()},
@@ -109,8 +109,8 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
     return cast_array(pa.array([value]), kind)[0]
 
 
-class _Told:
-    """What the transforms tell about each column of the source, where they tell it: user code may look at any column."""
+class _SourceColumns:
+    """Follow each column of the source through the transforms: which are needed, which may be null, which is the label."""
 
     def __init__(self, data: DataSpec, source: pa.Schema, fitted: FittedPreprocess) -> None:
         called = {name: name for name in source.names}

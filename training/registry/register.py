@@ -128,7 +128,7 @@ def _log_model(
 
 def _create_version(client: MlflowClient, trained: TrainedVersion, model: LoggedModel, run_id: str) -> ModelVersion:
     name = trained.name
-    with contextlib.suppress(MlflowException):  # it exists, or the next call says what is wrong
+    with contextlib.suppress(MlflowException):  # it exists, or the next call raises
         client.create_registered_model(name, description=f"What pipeline `{trained.experiment}` trains.")
     # A request whose answer was lost may have made the version already.
     made = find_version(client, name, trained.key, run_id)
@@ -238,7 +238,7 @@ def few_rows(example: pa.Table) -> pa.Table:
 
 
 def _plain_images(rows: pa.Table) -> pa.Table:
-    """Images as their bytes alone, which the signature says they are: MLflow cannot write a struct of bytes as JSON."""
+    """Images as their bytes alone, as the signature has them: MLflow cannot write a struct of bytes as JSON."""
     for index, field in enumerate(rows.schema):
         if holds_images(field.type):
             rows = rows.set_column(index, field.name, pc.struct_field(rows.column(index), "bytes"))
@@ -262,5 +262,5 @@ def _requirements(model: ModelSpec) -> list[str]:
 
 
 def _portable(model: ModelSpec) -> ModelSpec:
-    """Without the folder the code came from, which says nothing on another machine."""
+    """Leave out the folder that the code came from, which has no meaning on another machine."""
     return model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})

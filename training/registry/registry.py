@@ -103,7 +103,7 @@ class ModelRegistry(Protocol):
         Each write looks first whether an earlier try has done it: a process killed between any two leads to one version.
 
         Args:
-            uri: the registry, as `default_uri` says.
+            uri: of the registry, as `default_uri` returns it.
             trained: the model.
             tracker: of the run that trained it.
 
@@ -168,7 +168,7 @@ class GivesWeights(Protocol):
         """Look up the weights of a version; they are fetched when they are read.
 
         Args:
-            uri: the registry, as `default_uri` says.
+            uri: of the registry, as `default_uri` returns it.
             model: `models:/name@alias` or `models:/name/version`.
 
         Raises:

@@ -1,7 +1,7 @@
 """Which signature does MLflow show for a model's inputs and outputs? The source's columns with their types, and the answer's.
 
 MLflow compares types strictly: it refuses a null in an integer column, and times with a zone. Columns of which that would be
-wrong are declared without a type; the model's own check of the rows says what does not fit.
+wrong are declared without a type; the model's own check of the rows names what does not fit.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def predict_request(
 
 
 def _found(source: str) -> str:
-    """What is there by its whole path. What is not may name a table, a query or a function: the format tells."""
+    """Return the whole path of what exists. Other text may name a table, a query or a function, as the format decides."""
     path = _absolute(source)
     return path if os.path.exists(path) or (glob.has_magic(path) and glob.glob(path)) else source
 

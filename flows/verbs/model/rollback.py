@@ -34,8 +34,8 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
         ServiceError: the registry does not answer.
     """
     storage, state_dir, _ = state_of(file)
-    name, at, said = name.removeprefix("models:/").partition("@")
-    alias = said if at else None
+    name, at, given = name.removeprefix("models:/").partition("@")
+    alias = given if at else None
     beside = file or Path("pipeline.yaml")
     known = load_spec(beside, []).spec.tracking.registry if beside.exists() else TrackingSpec().registry
     registry = REGISTRIES.get(known)
@@ -47,12 +47,11 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
         if not found:
             raise SpecError(f"there is no model {name!r} with an alias", next_step="penstock log lists the models of a project")
         several = ", ".join(found)
-        raise SpecError(
-            f"model {name!r} has the aliases {several}", next_step=f"say which: penstock rollback {name}@{found[0]}"
-        )
+        raise SpecError(f"model {name!r} has the aliases {several}", next_step=f"name one: penstock rollback {name}@{found[0]}")
     alias = alias or found[0]
     with contextlib.ExitStack() as stack:
-        # A run that decides about the alias now must not undo this unseen. A storage that is away is no reason not to go back.
+        # A run that decides about the alias now must not undo this unseen.
+        # A storage that cannot be reached does not keep it from going back.
         with contextlib.suppress(OSError, ServiceError):
             stack.enter_context(hold_lease(storage, alias_lease(name), brief=True, on_wait=_say_waiting))
         version, lost = registry.roll_back(uri, name, alias)

@@ -94,11 +94,12 @@ class _Scaler(Transform[S], ABC):
                     f"preprocess: {self.name} was fitted on numbers, and column {state.column!r} is {values.type} here"
                 )
             wide = values.cast(pa.float64(), safe=False) if values.null_count else values
-            scaled = np.subtract(wide.to_numpy(zero_copy_only=False), np.float64(state.center or 0.0), dtype=np.float64)
-            scaled /= state.scale
             missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
             with np.errstate(over="ignore"):  # the last check finds an infinity
-                rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
+                scaled = np.subtract(wide.to_numpy(zero_copy_only=False), np.float64(state.center or 0.0), dtype=np.float64)
+                scaled /= state.scale
+                made = scaled.astype(np.float32)
+            rows.put(state.column, pa.array(made, mask=missing))
 
     def _apply_to_vectors(self, rows: Rows, state: ColumnState) -> None:
         rows.fix_shape(state.column)
@@ -110,10 +111,11 @@ class _Scaler(Transform[S], ABC):
                 f"preprocess: {self.name} was fitted on vectors of {len(state.centers or ()):,} numbers, and column "
                 f"{state.column!r} holds such of shape {list(values.shape[1:])}"
             )
-        scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
-        scaled /= np.reshape(state.scales or (), values.shape[1:])
         with np.errstate(over="ignore"):
-            rows.put(state.column, tensor_array(scaled.astype(np.float32)))
+            scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
+            scaled /= np.reshape(state.scales or (), values.shape[1:])
+            made = scaled.astype(np.float32)
+        rows.put(state.column, tensor_array(made))
 
 
 class StandardScaler(_Scaler[ScalerOptions]):

@@ -393,7 +393,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Wor
     assert "b.parquet" in failed.value.problems[0] and "'town'" in failed.value.problems[1]
     assert failed.value.problems[2].endswith("d.parquet: empty (zero bytes)")
     assert failed.value.problems[3:] == (
-        "1 row could not be scored; the side table _unscored says why",
+        "1 row could not be scored; the side table _unscored has the reasons",
         "2 values are categories that the train split does not have: town (2)",
     )
     assert not (work.out / "_penstock/manifest.json").exists()

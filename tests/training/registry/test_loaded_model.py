@@ -65,7 +65,7 @@ def test_columns_of_the_answer_and_of_the_rows_given_may_be_asked_for_in_any_ord
     assert refused.value.next_step == (
         "choose from prediction, probability, probabilities, id, age, height, town, weight, note"
     )
-    with pytest.raises(DataError, match=r"columns is 'note', and no list of names") as refused:
+    with pytest.raises(DataError, match=r"columns is 'note', which is not a list of names") as refused:
         model.predict(table, columns="note")
     assert refused.value.next_step == "give columns=['note']"
 

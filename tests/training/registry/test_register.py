@@ -269,7 +269,11 @@ def test_a_version_that_no_training_can_begin_with_is_refused(uri: str, argument
     model = client.create_logged_model(experiment, name)
     client.log_model_artifacts(model.model_id, str(tmp_path / "project"))
     client.create_model_version(name, model.artifact_location)
-    for given, said in (("@none", "alias none not found"), ("", "no address of a registered"), ("/1", "1 has no model.saf")):
+    for given, said in (
+        ("@none", "alias none not found"),
+        ("", "not the address of a registered"),
+        ("/1", "1 has no model.saf"),
+    ):
         with pytest.raises(SpecError, match=rf"train\.start_from: .*{said}"):
             MLFLOW.weights(uri, f"models:/{name}{given}")
     with pytest.raises(ServiceError, match="there is no MLflow store"):
