@@ -31,7 +31,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def in_yaml(name: str) -> str:
-    """A name as it stands in a pipeline file, in quotes where YAML would read something else."""
+    """Return a name as a pipeline file has it, in quotes where YAML would read something else."""
     if _PLAIN_NAME.fullmatch(name) and name.lower() not in _YAML_WORDS:
         return name
     quoted = json.dumps(name, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""How does work that takes a while tell how far it is, without knowing who listens, and what it waits for?"""
+"""How does work that takes a while report its progress, without knowing its listener, and what it waits for?"""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SILENCE_S = 2.0
 
 
 class Progress(Protocol):
-    """A callable that hears about progress; it must return at once and never raise."""
+    """A callable that receives progress; it must return at once and never raise."""
 
     def __call__(self, done: float, total: float | None, unit: str, note: str = "") -> None:
         """Report `done` of `total` (None when unknown) in `unit` (`rows`, `files`, `bytes`, `steps`)."""
 
 
 def silent(done: float, total: float | None, unit: str, note: str = "") -> None:
-    """A `Progress` that says nothing."""
+    """A `Progress` that does nothing."""
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def redact_text(text: str) -> str:
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """What an error of another library says, without secrets, in one line. Cut last: half a secret is not recognised."""
+    """Return an error of another library in one line, without secrets. Cut last: half a secret is not recognised."""
     return redact_text((str(error).splitlines() or [repr(error)])[0])[:limit]
 
 
@@ -105,7 +105,7 @@ def _secrets_of_environment() -> set[str]:
     return _secrets_of(tuple(os.environ.items()))
 
 
-@functools.lru_cache(maxsize=1)  # each printed line asks, and the environment rarely changes
+@functools.lru_cache(maxsize=1)  # called for each printed line, and the environment rarely changes
 def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
     found: list[str] = []
     for name, value in environment:
@@ -139,7 +139,7 @@ _patched: list[str] = []
 
 
 def _redact_logs() -> None:
-    """Redact what this process logs and warns from now on. Ray has a factory of its own, which goes on to be asked."""
+    """Redact what this process logs and warns from now on. Ray has a factory of its own, which is still called."""
     if _patched:
         return
     _patched.append("logs")
@@ -175,7 +175,7 @@ def _printing_no_secrets() -> Iterator[None]:
 
 
 class _Lines:
-    """A stdout that hides secrets in each line; all else is asked of the stream below."""
+    """A stdout that hides secrets in each line; all else is delegated to the stream below."""
 
     def __init__(self, below: TextIO) -> None:
         self._below = below

@@ -26,7 +26,7 @@ from penstock.stores import StoreSpec, is_local, is_s3, settings_of, store_probl
 __all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "url_problem"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""What the OSError of a disk without room says."""
+"""Numbers of the OSError of a full disk."""
 
 
 def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -59,7 +59,7 @@ def _s3fs_options(settings: StoreSpec) -> dict[str, Any]:
 
 
 def url_problem(location: str) -> str | None:
-    """Why a location that names a store is no URL of it: it has one slash, which makes it a path, or capitals."""
+    """Return why a location that names a store is not a URL of it: one slash, which makes it a path, or capitals."""
     scheme, colon, rest = location.partition(":")
     store = scheme.lower()
     if not colon or not rest.startswith("/") or store not in fsspec.available_protocols():
@@ -70,7 +70,7 @@ def url_problem(location: str) -> str | None:
 
 
 def root_problem(root: str) -> str | None:
-    """Why nothing can be kept below `root`, a folder or a URL, as far as its text tells."""
+    """Return why nothing can be kept below `root`, a folder or a URL; judged by its text alone."""
     if "${" in root:
         return "environment variables are not put in; write it out, or let the shell do it: --set storage=..."
     if problem := url_problem(root):
@@ -140,7 +140,7 @@ class Storage:
     def _translated(self, path: str) -> Iterator[None]:
         """Give a remote store's errors one face: its clients raise a dozen of their own, and few are OSErrors.
 
-        That this machine's disk is full, where a file is fetched to, is no error of the store's.
+        A full disk of this machine, where a file is fetched to, is not an error of the store.
         """
         try:
             yield
@@ -180,7 +180,7 @@ class Storage:
                 yield stream
 
     def read_json(self, path: str) -> Any:
-        """Parse the file as JSON. Raises ValueError on text that is no JSON."""
+        """Parse the file as JSON. Raises ValueError on text that is not JSON."""
         return json.loads(self.read_bytes(path))
 
     def write_bytes(self, path: str, data: bytes) -> None:
@@ -315,7 +315,7 @@ class Storage:
 
 
 def _json_lines(value: Mapping[str, Any] | list[Any]) -> str:
-    """JSON that a person can look through and that is written fast: json indents in Python, and all else in C."""
+    """Return JSON that a person can read and that is written fast: json indents in Python, and all else in C."""
     encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
     if isinstance(value, list):
         opening, closing, entries = "[", "]", [encode(each) for each in value]
@@ -331,7 +331,7 @@ def _check_inside(path: str) -> None:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A name for a file that gets the target's name once it is whole; whatever fails, it is not left behind."""
+    """Yield a name for a file that gets the target's name once it is whole; it is removed after every failure."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary

@@ -38,7 +38,7 @@ __all__ = [
 _VARIABLE = "PENSTOCK_STORES"
 
 DENIED = ("ACCESS_DENIED", "Forbidden", "SignatureDoesNotMatch", "InvalidAccessKeyId", "status 403", "redentials")
-"""Words by which the S3 clients say that the credentials were refused."""
+"""Words in errors of the S3 clients about refused credentials."""
 
 
 class StoreSpec(Section):
@@ -100,7 +100,7 @@ def is_s3(uri: str) -> bool:
 
 
 def endpoint_of(uri: str) -> str | None:
-    """The endpoint configured for an S3 URI; None for AWS itself and for other stores."""
+    """Return the endpoint configured for an S3 URI; None for AWS itself and for other stores."""
     if not is_s3(uri):
         return None
     if (settings := settings_of(uri)) is not None:
@@ -109,12 +109,12 @@ def endpoint_of(uri: str) -> str | None:
 
 
 def store_name(uri: str) -> str:
-    """The endpoint that a remote URI is at, in words."""
+    """Return the endpoint of a remote URI, in words."""
     return endpoint_of(uri) or f"the default {urlsplit(uri).scheme} endpoint"
 
 
 def store_problem(uri: str, error: Exception) -> ServiceError:
-    """Say which store, bucket and key failed, and which setting to look at."""
+    """Make an error that names store, bucket and key, and the setting to check."""
     address = urlsplit(uri)
     text = " ".join(f"{error}".split()) or type(error).__name__
     if isinstance(error, ImportError):
@@ -153,7 +153,7 @@ def use_stores(stores: Mapping[str, StoreSpec]) -> None:
 
 
 def settings_of(uri: str) -> StoreSpec | None:
-    """What is said of the store that `uri` is in, by the longest address that it lies below; None if nothing is."""
+    """Return the settings of the store that `uri` is in, by the longest address that it lies below; None if it has none."""
     text = os.environ.get(_VARIABLE)
     if not text or "://" not in uri:
         return None

@@ -2,5 +2,5 @@
 
 Words: a *target* is what the pipeline file names (`model.py:Net`); its *closure* is the definitions that it reaches.
 Public: `capture` (code as it travels), `closure` (its key), `files` (other files that it depends on), `package` (its import),
-`source` and `imports` (what Python source says).
+`source` and `imports` (reading Python source).
 """

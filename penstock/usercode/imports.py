@@ -156,7 +156,7 @@ def _folder(path: str) -> str:
 
 
 def _installed(top: str) -> bool:
-    try:  # penstock is always importable here, which says nothing about what the user meant
+    try:  # penstock is always importable here, which does not show that the user meant it
         return top != "penstock" and importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):
         return False
