@@ -1,6 +1,6 @@
 """What does each stage's output depend on? Its inputs by name, and a digest of them: the stage's key.
 
-Same key and a verified output: the stage is reused. A different key: it runs, and the inputs say what differed.
+Same key and a verified output: the stage is reused. A different key: it runs, and the inputs show what differed.
 What is trained is keyed by the rows and their order, not by what they were made from: another address of the same files, or one
 corrected label among the held-out rows, trains nothing again. So these keys are known once the rows are prepared.
 """
