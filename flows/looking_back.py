@@ -24,7 +24,7 @@ def status(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, and correct what Prefect and MLflow say of those whose process was killed."""
+    """List runs, and correct in Prefect and MLflow the state of those whose process was killed."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.status import collect_status, show_status
@@ -62,7 +62,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
+    """Show how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.compare import compare_runs, comparison_page, show_comparison
@@ -126,7 +126,7 @@ def explain(
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Say why each stage of a run was reused or run, down to the file and the function."""
+    """Explain why each stage of a run was reused or run, down to the file and the function."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.log import explain_run, show_explanation

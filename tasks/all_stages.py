@@ -1,4 +1,4 @@
-"""What do the names in tasks/stages.py stand for? Every stage as an object, in that order."""
+"""Which object is each stage? In the order of tasks/stages.py, which holds the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a stage get to work with? One object per attempt, made by the flow and handed to every stage."""
+"""What does a stage work with? One object per attempt, made by the flow and passed to every stage."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ Outcome = Literal["reused", "ran", "resumed"]
 
 
 class Reporter(Protocol):
-    """Who hears how the run is going: a terminal, a log, a test."""
+    """Where progress of the run is reported: a terminal, a log, a test."""
 
     def progress(self, stage: str) -> Progress:
-        """A progress callable for one stage."""
+        """Return the progress callable of one stage."""
 
     def say(self, text: str) -> None:
-        """Tell something worth a line."""
+        """Print a line."""
 
     def warn(self, text: str) -> None:
-        """Tell something the user should know although the run goes on."""
+        """Print a warning; the run goes on."""
 
     def finished(self, outcome: StageOutcome) -> None:
-        """Hear that a stage is done."""
+        """Report that a stage is done."""
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """How a stage ended."""
+    """How a stage ended, and its output."""
 
     name: str
     key: str
@@ -57,7 +57,7 @@ class StageOutcome:
     seconds: float
     output: dict[str, Any]
     facts: tuple[tuple[str, str], ...] = ()
-    """What a person wants to know of the output, as (label, value)."""
+    """Key figures of the output, as (label, value)."""
     because: tuple[str, ...] = ()
     """Why it was reused, run or resumed."""
     began: str = ""
@@ -74,10 +74,10 @@ class RunContext:
         need_ray: starts or joins the Ray cluster on the first call; later calls return at once. True: it is this process's own.
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
-        before: the pipeline's newest run as it was before this attempt: what this one is held against.
+        before: the pipeline's newest run as it was before this attempt, which this one is compared with.
         code: source of what the user's code reaches, by target.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
-        on_points: hears the metric points of training, in order.
+        on_points: called with the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -112,7 +112,7 @@ class RunContext:
 
     @property
     def now(self) -> Before:
-        """This attempt, to be held against another."""
+        """This attempt, in the form in which two are compared."""
         return Before(run=self.run.run, spec=self.run.spec, keys=self.keys, code=self.code)
 
     def output(self, stage: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class RunContext:
 
     @property
     def snapshot(self) -> SourceSnapshot:
-        """What `read` left behind, of the files where they lie now: the record may be of a folder that was copied or moved."""
+        """Output of `read`, with the files' present addresses: the folder may have been copied or moved since."""
         found = SourceSnapshot.model_validate(self.output("read"))
         here = {(file.location, file.name): file.uri for file in self.project.files}
         files = (file.model_copy(update={"uri": here[file.location, file.name]}) for file in found.files)
@@ -129,20 +129,20 @@ class RunContext:
 
     @property
     def fitted(self) -> FittedPreprocess:
-        """What `preprocess` left behind."""
+        """Output of `preprocess`."""
         return FittedPreprocess.model_validate(self.output("preprocess"))
 
     @property
     def manifest(self) -> DatasetManifest:
-        """What `materialize` left behind."""
+        """Output of `materialize`."""
         return DatasetManifest.model_validate(self.output("materialize"))
 
     @property
     def order(self) -> Order:
-        """What `shuffle` left behind."""
+        """Output of `shuffle`."""
         return Order.model_validate(self.output("shuffle")["order"])
 
     def warn(self, text: str) -> None:
-        """Tell the user, and keep it for the attempt's record."""
+        """Print a warning, and keep it for the attempt's record."""
         self.warnings.append(redact_text(text))
         self.reporter.warn(text)

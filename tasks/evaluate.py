@@ -92,14 +92,14 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
     }
-    # MLflow keeps the first value of a metric at a step; where other weights came to stand there, the artifact is right.
+    # MLflow keeps the first value of a metric at a step; if the weights of that step changed since, the artifact is right.
     ctx.tracker.log_json("evaluation/metrics.json", output)
     ctx.tracker.drain(DRAIN_S)
     return output, "ran"
 
 
 class Measured(NamedTuple):
-    """What was found. Picklable."""
+    """Results of measuring. Picklable."""
 
     result: EvaluationResult
     answers: dict[Split, pa.Table]

@@ -90,12 +90,17 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
         ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
-    of_columns = (ctx.snapshot.describe_missing_columns(), _said_of_index(ctx))
-    for said in (*of_columns, untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
-        if said:
-            ctx.warn(f"materialize: {said}")
+    of_columns = (ctx.snapshot.describe_missing_columns(), _pandas_index_warning(ctx))
+    for warning in (
+        *of_columns,
+        untried_classes(manifest),
+        one_class(manifest),
+        *empty_splits(manifest, ctx.project.spec.data),
+    ):
+        if warning:
+            ctx.warn(f"materialize: {warning}")
     extra = dict(manifest.extra)
-    # Beside the record, for it may be large, and a manifest goes to every worker.
+    # Beside the record: it may be large, and the manifest is sent to every worker.
     profile = Profile.model_validate(extra.pop("profile"))
     ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
@@ -126,8 +131,8 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
     )
 
 
-def _said_of_index(ctx: RunContext) -> str:
-    """Which column is the row's number that pandas writes beside its columns; empty if none is, or it is left out."""
+def _pandas_index_warning(ctx: RunContext) -> str:
+    """Format a warning if a column looks like a saved pandas index; empty if none does, or it is dropped."""
     dropped = {name for entry in ctx.project.spec.preprocess for name in entry.transform.drops}
     index = [
         field.name

@@ -1,4 +1,4 @@
-"""Is the Prefect server away? A page that is gone must not cost a run, so whatever is only told to Prefect asks first."""
+"""Does the Prefect server answer? A server that is down must not fail a run: check before optional calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ValueError where a proxy's page answers instead."""
 _TIMEOUT_S = 5.0
 _PAUSE_S = 1.0
 _STILL_S = 1.0
-"""For so long an answer holds: a short stage tells several things."""
+"""How long an answer counts: a short stage makes several calls."""
 
 _answered: dict[str | None, float] = {}
 """Address of a server -> when it last answered."""
@@ -41,35 +41,35 @@ def prefect_answers(within_s: float = 0.0) -> bool:
     return True
 
 
-class _Asker(NamedTuple):
-    """What asks a server: to make it takes twice the CPU of an answer."""
+class _HealthClient(NamedTuple):
+    """A client for health checks; kept, since making one takes twice the CPU of a check."""
 
     settings: Settings
-    """Those that it was made of."""
+    """Settings at the time it was made."""
     once: Settings
-    """The same, without tries again."""
+    """The same, without retries."""
     client: SyncPrefectClient
 
 
-_asker: _Asker | None = None
+_health_client: _HealthClient | None = None
 
 
 def _answers() -> bool:
     try:
-        asker, profile = _current_asker(), get_settings_context().profile
-        with SettingsContext(profile=profile, settings=asker.once):
-            return asker.client.api_healthcheck() is None
+        health, profile = _current_health_client(), get_settings_context().profile
+        with SettingsContext(profile=profile, settings=health.once):
+            return health.client.api_healthcheck() is None
     except AWAY:
         return False
 
 
-def _current_asker() -> _Asker:
-    global _asker
+def _current_health_client() -> _HealthClient:
+    global _health_client
     settings = get_settings_context().settings
-    if _asker is None or _asker.settings is not settings:
+    if _health_client is None or _health_client.settings is not settings:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}) as once:
             # With settings of its own it is not the flow run's client.
             # A connection that was kept could be one to a server that has died.
             own = {"timeout": _TIMEOUT_S, "limits": httpx.Limits(max_keepalive_connections=0)}
-            _asker = _Asker(settings, once, get_client(httpx_settings=own, sync_client=True))
-    return _asker
+            _health_client = _HealthClient(settings, once, get_client(httpx_settings=own, sync_client=True))
+    return _health_client

@@ -34,13 +34,13 @@ __all__ = ["Project"]
 
 @dataclass
 class Project:
-    """A pipeline file's spec with what it points to. Nothing is read before it is asked for.
+    """A pipeline file's spec with what it points to, each read at its first use.
 
     Attributes:
         spec: the checked spec.
         base_dir: folder of the pipeline file; relative paths in the spec start here.
         origins: dotted path of each value -> where it was written.
-        spread: called where much is copied from a table: where that is done, instead of in this process.
+        spread: gives the parallel map that copies large tables; None copies in this process.
     """
 
     spec: PipelineSpec
@@ -88,17 +88,17 @@ class Project:
         return [file for file in files if file.location == "train"]
 
     def look_for(self, *more: Callable[[], object], lists: bool = True) -> None:
-        """Look for the files of rows and of code that the pipeline file names.
+        """Check that the files of rows and of code exist that the pipeline file names.
 
         Args:
-            more: other looks, whose errors are told with those of these.
-            lists: list the source files; without it only code is looked for.
+            more: further checks, whose errors are reported together with these.
+            lists: list the source files; otherwise only code is checked.
 
         Raises:
             SpecError, DataError: all that cannot be found.
         """
-        looks: list[Callable[[], object]] = [lambda: self.files] if lists else []
-        looks += [
+        checks: list[Callable[[], object]] = [lambda: self.files] if lists else []
+        checks += [
             self._check_code_files,
             lambda: self.recipe,
             lambda: self.transforms,
@@ -107,9 +107,9 @@ class Project:
             *more,
         ]
         problems: list[PenstockError] = []
-        for look in looks:
+        for check in checks:
             try:
-                look()
+                check()
             except (SpecError, DataError) as error:
                 problems.append(error)
         if problems:
@@ -226,7 +226,7 @@ class Project:
         return find_start(name, self.base_dir, self.storage)
 
     def check_start(self) -> None:
-        """Raise SpecError if `train.start_from` is a file or a run that is not there, where a look at this machine tells."""
+        """Raise SpecError if `train.start_from` is a file or a run that does not exist; a store or a registry is not asked."""
         name = self.spec.train.start_from
         if name is not None and not name.startswith("models:/") and (is_local(self.spec.storage) or "run:" not in name):
             find_start(name, self.base_dir, self.storage)

@@ -37,7 +37,7 @@ _SEEN_ROWS = 256
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
-    # Where the registry can say which version holds the alias, it moves after that was looked at: see `promote`.
+    # Where the registry knows which version holds the alias, `promote` moves it after a comparison.
     decides = spec.register_.alias is not None and keeps_aliases(ctx) is not None
     if spec.register_.alias is not None and not decides:
         ctx.ledger.note_alias(ctx.run, name, spec.register_.alias)

@@ -47,7 +47,7 @@ class PipelineSpec(Section):
     """Where state, cached data and checkpoints live: a directory beside the pipeline file, or a URL such as s3://bucket/prefix."""
     stores: Annotated[dict[StoreAddress, StoreSpec], OnResume.FREE] = Field(default_factory=dict)
     """`s3://bucket`, or `s3://bucket/prefix`, to how it is reached, for data and for `storage`. Of other buckets the
-    environment says it: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on."""
+    environment decides: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on."""
     data: DataSection
     """Where the rows are."""
     code: CodeSpec = CodeSpec()
@@ -111,7 +111,9 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if best is not None and spec.data.validation is None:
         problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
     if best is not None and not best.metric.startswith("val/"):
-        problems.append(("train.checkpoint.best.metric", f"{best.metric!r} is no validation metric; its name starts with val/"))
+        problems.append(
+            ("train.checkpoint.best.metric", f"{best.metric!r} is not a validation metric; the name starts with val/")
+        )
     if best is not None and (problem := mode_problem(best.metric, best.mode)):
         problems.append(("train.checkpoint.best.mode", problem))
     if spec.evaluate.slices and spec.materialize.cache != "disk":
@@ -166,7 +168,7 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     if getattr(spec.data, split) is None:
         problems.append(("register.promote.metric", f"{promote.metric!r} needs a {split} split; set data.{split}"))
     if spec.register_.alias is None:
-        problems.append(("register.promote", "there is no alias to move; set register.alias"))
+        problems.append(("register.promote", "no alias is set that could move; set register.alias"))
     if promote.floors and not spec.evaluate.slices:
         problems.append(("register.promote.floors", "they are of slices; name the columns in evaluate.slices"))
     return problems

@@ -37,7 +37,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class VerifyContext:
-    """What checks whether a recorded output still holds.
+    """What a stage's `verify` works with.
 
     Attributes:
         deep: read and hash the data too; without it presence and sizes have to do.
@@ -65,9 +65,9 @@ class Stage:
 
     Attributes:
         run: does the work; returns (output as small JSON, `ran` or `resumed`).
-        verify: returns what is wrong with a recorded output, or None. It looks at the data, not at the record.
-        facts: what a person wants to know of the output.
-        as_of_now: the output of a reused stage as it is shown, where others may have changed since what it says.
+        verify: returns what is wrong with a recorded output, or None. Checks the data, not the record.
+        facts: key figures of the output, for people.
+        as_of_now: the output of a reused stage as shown, updated where others may have changed it since (an alias).
         publish: shows the output to the tracker; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
@@ -175,7 +175,7 @@ def _utc_before(seconds: float) -> str:
 
 def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
     if not prefect_answers():
-        return  # the end of the attempt says so, once
+        return  # reported once, at the end of the attempt
     rows = [{"": label, "value": value} for label, value in outcome.facts]
     rows += [
         {"": "outcome", "value": outcome.outcome},
@@ -195,7 +195,7 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
 
 
 def link_to_tracker(ctx: RunContext) -> None:
-    """Let the flow run's page lead to the run's."""
+    """Link the flow run's page to the run's page at the tracker."""
     page = _page(ctx)
     if page is None or not prefect_answers():
         return
@@ -223,7 +223,7 @@ def _linked(ctx: RunContext) -> str:
 
 
 def _changed(ctx: RunContext) -> str:
-    """What had changed since the attempt before, as a list."""
+    """Format what had changed since the attempt before as a list."""
     lines = [f"\n- {line}" for line in ctx.attempt.changed]
     return "".join(["\n\nChanged since the attempt before:\n", *lines]) if lines else ""
 

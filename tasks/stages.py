@@ -1,6 +1,6 @@
 """Which stages does a pipeline have, in which order, and what does each one build on?
 
-Names only: the command line needs them without loading Prefect. tasks/all_stages.py holds what they stand for.
+Names only: the command line needs them without loading Prefect. tasks/all_stages.py holds the stages themselves.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ __all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "model_
 
 
 def make_job(ctx: RunContext) -> TrainJob:
-    """Put together what reading rows and training on them needs; evaluate and register read by it too."""
+    """Collect what reading rows and training on them needs; evaluate and register use it too."""
     spec = ctx.project.spec
     return TrainJob(
         run_storage=ctx.work_storage,
@@ -95,7 +95,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         check_identity(committed[0].manifest, job.identity, committed[0].name)
     ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
-        ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
+        ctx.reporter.say("train: this run has no checkpoint left; it starts at step 0 again")
 
     if not committed and (start := ctx.project.start_from) is not None:
         ctx.work_storage.write_bytes(START, start.read())
@@ -207,7 +207,7 @@ def _check_ended_well(ctx: RunContext, outcome: TrainOutcome) -> None:
 def chosen_checkpoint(outcome: TrainOutcome) -> str:
     """Name of the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest.
 
-    Of an outcome that is recorded: without a checkpoint none is.
+    A recorded outcome always has a checkpoint.
     """
     name = outcome.best_checkpoint or outcome.checkpoint
     assert name is not None
@@ -224,14 +224,14 @@ def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Che
     problem = store.problem(name)
     if problem is not None:
         raise CheckpointError(
-            f"checkpoint {run_storage.uri(f'checkpoints/{name}')} cannot be believed: {problem}",
+            f"checkpoint {run_storage.uri(f'checkpoints/{name}')} cannot be used: {problem}",
             next_step="restore its files, or train again: penstock run FILE --fresh",
         )
     return store.get(name)
 
 
 def other_weights(context: VerifyContext, output: dict[str, Any]) -> str | None:
-    """Why an output that was made from a checkpoint does not stand for the weights training ends with now; None if it does."""
+    """Explain why an output made from a checkpoint is not of the weights that training ends with now; None if it is."""
     now, then = context.upstream.get("train", {}).get("weights_digest"), output["weights_digest"]
     return f"it is of weights {then}, and training now ends with {now}" if now not in (None, then) else None
 

@@ -1,4 +1,4 @@
-"""What is on record of a run, and how does it look as a page? One file that needs no network; what it is given is escaped.
+"""How is the record of a run rendered as a page? One file that needs no network; all values are escaped.
 
-Public: `report` (what the page says), `render` (how it becomes HTML).
+Public: `report` (the contents), `render` (the HTML).
 """

@@ -1,4 +1,4 @@
-"""How does a template become a page? jinja2 with everything escaped, and curves as inline SVG."""
+"""How is a template rendered? jinja2 with everything escaped, and curves as inline SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 220, 56, 26, 12
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template of this folder; whatever is put in is escaped."""
+    """Fill in a template of this folder; all values are escaped."""
     folder = files("penstock.flows.history")
     sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
     environment = Environment(
@@ -81,7 +81,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _tick(value: float) -> str:
-    """Short enough to stand beside the axis."""
+    """Format a value short enough for the axis."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"

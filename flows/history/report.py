@@ -1,4 +1,4 @@
-"""What does one page say of a run? Stages and attempts on a time line, data, curves, throughput, figures, environment."""
+"""What is on the page of a run? Stages and attempts on a time line, data, curves, throughput, figures, environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DATA_BOUND = 0.1
 
 
 def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
-    """The page of a run as HTML, from what is on record.
+    """Render the page of a run as HTML, from its records.
 
     Args:
         newest: the newest attempt, where its record is not written yet.
@@ -68,31 +68,31 @@ def _left_out(manifest: DatasetManifest) -> str:
 
 
 def throughput_sentence(points: Sequence[Point]) -> str:
-    """How fast it trained, how much of the time it waited for rows, and what to do about that; empty if nothing is known."""
+    """Describe how fast it trained, how long it waited for rows, and what may help; empty if nothing is on record."""
     rates = [point.values["train/rows_per_s"] for point in points if "train/rows_per_s" in point.values]
     timed = [point.values for point in points if {"train/step_s", "train/data_wait_s"} <= point.values.keys()]
     if not rates:
         return ""
-    said = f"It trained {statistics.median(rates):,.0f} rows a second in the median"
+    sentence = f"It trained {statistics.median(rates):,.0f} rows a second in the median"
     total = sum(values["train/step_s"] for values in timed)
     if not total:
-        return said + "."
+        return sentence + "."
     share = sum(values["train/data_wait_s"] for values in timed) / total
     if share < _DATA_BOUND:
-        return f"{said}, and waited for rows {share:.0%} of the time: the model is what takes it, not the data."
+        return f"{sentence}, and waited for rows {share:.0%} of the time: the model is what takes it, not the data."
     ranks = wait_by_rank(points)
     by_rank = f" (rank {max(ranks, key=lambda entry: entry['wait_s'])['rank']} the most)" if len(ranks) > 1 else ""
     return (
-        f"{said}. It was data-bound {share:.0%} of the time{by_rank}: the workers waited for rows. Larger batches, "
+        f"{sentence}. It was data-bound {share:.0%} of the time{by_rank}: the workers waited for rows. Larger batches, "
         "cache: disk, or more CPUs for each worker may help."
     )
 
 
 def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """For each rank how long it waited for rows in all, and what share of the time of the steps that is."""
+    """List for each rank how long it waited for rows in all, and the share of the time of the steps."""
     steps_s = sum(point.values.get("train/step_s", 0.0) for point in points)
     waits: dict[str, float] = {}
-    steps = 0  # since the ranks met: what they tell then is the mean of these
+    steps = 0  # since the ranks last reported: their value is the mean over these steps
     for point in points:
         steps += "train/step_s" in point.values
         found = {name.split("/")[1]: value for name, value in point.values.items() if _RANK_WAIT.fullmatch(name)}

@@ -88,7 +88,7 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
         )
         done = cleaning.clean(announce, on_wait)
     except LeaseHeldError as error:
-        reporter.say(f"retention: nothing more is freed now, but when the next run is done: {error.message}")
+        reporter.say(f"retention: nothing is freed now; the next run tries again: {error.message}")
         return {"freed_bytes": 0}
     except (PenstockError, OSError) as error:
         reporter.warn(f"retention: nothing more is freed: {error}")

@@ -36,7 +36,7 @@ _NEVER = 1 << 60
 
 
 def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
-    """What `penstock compare --json` prints: `second` is held against `first`.
+    """Return what `penstock compare --json` prints: how `second` differs from `first`.
 
     Raises:
         SpecError: there is no such run, or both are one.
@@ -69,13 +69,15 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         "curves": _curves(names.ledger, (before, after)),
     }
     gone = [
-        f"{of.run} was {of.cleaned}: its answers are gone, so not compared row by row" for of in (before, after) if of.cleaned
+        f"{of.run} was {of.cleaned}: its answers are deleted, so the rows are not compared one by one"
+        for of in (before, after)
+        if of.cleaned
     ]
     return {**compared, "findings": [*gone, *_findings(compared)]}
 
 
 def show_comparison(compared: dict[str, Any], console: Console) -> None:
-    """Print it for a person: sentences first, then the tables they came from."""
+    """Print it on the terminal: findings first, then the tables behind them."""
 
     def say(line: str, **options: Any) -> None:
         console.print(line, markup=False, soft_wrap=True, **options)
@@ -97,7 +99,7 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
     console.print(table)
     moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
     for entry in moved[:_COLUMNS_SHOWN]:
-        say(f"drift   {entry['column']}: {entry['said'] or entry['kind']}")
+        say(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
     for code in compared["code"]:
         say(f"\n{code['file']}")
         for line in code["diff"]:
@@ -109,7 +111,7 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
 def comparison_page(compared: Mapping[str, Any]) -> str:
     """Fill in the page of what `penstock compare --json` prints."""
     values = {name: value for name, value in compared.items() if name not in ("status", "main_metric")}
-    return render("comparison.html", title=f"{compared['after']['run']} held against {compared['before']['run']}", **values)
+    return render("comparison.html", title=f"{compared['after']['run']} compared with {compared['before']['run']}", **values)
 
 
 def _described(run: Run) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def _described(run: Run) -> dict[str, Any]:
 
 
 class _Answers(NamedTuple):
-    """A model's answers on a split, with the classes as names, so that another numbering of them is no difference."""
+    """A model's answers on a split, with the classes as names, so that another numbering of them does not count."""
 
     place: NDArray[Any]
     """File and row of each answer; empty where they are not known."""
@@ -141,7 +143,7 @@ class _Answers(NamedTuple):
 
 
 def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> _Answers | None:
-    """What is on record of a run's model on a split; None if nothing is."""
+    """Read the answers of a run's model on a split; None if they are not on record."""
     table: pa.Table | None = ledger.answers(run.run, split)
     if table is None:
         return None
@@ -233,7 +235,7 @@ def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> di
 
 
 def _findings(compared: Mapping[str, Any]) -> list[str]:
-    """Sentences, the most telling first, from the other parts of `penstock compare --json`."""
+    """Summarize the other parts of `penstock compare --json` in sentences, the most important first."""
     data, changed = compared["data"], compared["changed"]
     found = [*_result(compared)]
     found += [_file(file, data["classes"]) for file in data["files"][:_FEW]]
@@ -246,7 +248,7 @@ def _findings(compared: Mapping[str, Any]) -> list[str]:
         if entry["drifted"]
     ][:_FEW]
     drifted = [entry for entry in data["columns"] if entry["drifted"]]
-    found += [f"Column {entry['column']!r} has drifted: {entry['said'] or entry['kind']}." for entry in drifted[:_FEW]]
+    found += [f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}." for entry in drifted[:_FEW]]
     if len(drifted) > _FEW:
         found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
     found += [f"The code differs in {code['file']}" + _named(code["names"]) + "." for code in compared["code"]]
@@ -263,29 +265,29 @@ def _result(compared: Mapping[str, Any]) -> list[str]:
         return []
     split, _, name = metric["metric"].partition("/")
     word = {True: "better", False: "worse", None: "the same"}[metric["better"]]
-    said = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
+    text = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
     for entry in compared["same_rows"]:
         for paired in entry["metrics"]:
             if METRICS_OF[entry["split"]] == split and paired["metric"] == name:
-                chance = "" if paired["sure"] else ", which may be chance"
-                said += f"; on the {counted(entry['rows'], 'row')} that both judged by {paired['difference']:+.4f}"
+                note = "" if paired["sure"] else ", not significant"
+                text += f"; on the {counted(entry['rows'], 'row')} that both judged by {paired['difference']:+.4f}"
                 if paired["low"] is not None:
-                    said += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{chance}"
-    return [said + "."]
+                    text += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{note}"
+    return [text + "."]
 
 
 def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
-    said = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
+    text = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
     if file["rows"] is not None or file["rows_before"] is not None:
         rows = file["rows"] if file["rows"] is not None else file["rows_before"]
-        said += f", {counted(rows, 'row')}"
+        text += f", {counted(rows, 'row')}"
     total = sum(file["classes"].values())
     apart = []
     for name, count in file["classes"].items():
         was = next((e["share_before"] for e in classes if e["class"] == name and e["split"] == "train"), None)
         if total and was is not None and abs(count / total - was) > 0.1:
             apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
-    return said + (": " + "; ".join(apart) if apart else "") + "."
+    return text + (": " + "; ".join(apart) if apart else "") + "."
 
 
 def _named(names: list[str]) -> str:

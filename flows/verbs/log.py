@@ -20,7 +20,7 @@ _CHANGES_SHOWN = 6
 
 
 def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
-    """What `penstock log --json` prints: all attempts at all runs, oldest first.
+    """Return what `penstock log --json` prints: all attempts at all runs, oldest first.
 
     Args:
         last: only so many of the newest.
@@ -45,7 +45,7 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
 
 
 def show_log(result: dict[str, Any], console: Console) -> None:
-    """Print it for a person: one line an attempt, what had changed and why it failed below."""
+    """Print it on the terminal: one line an attempt, with what had changed and why it failed below."""
     if not result["attempts"]:
         console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
     for entry in result["attempts"]:
@@ -69,7 +69,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
     reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
-    # The stages of a sweep are those that its trials share; what the trials came to is told besides.
+    # The stages of a sweep are those that its trials share; the results of trials are shown apart.
     nothing_new = attempt.status == "done" and reused and run.sweep != run.run
     return {
         "started": attempt.started,
@@ -98,13 +98,13 @@ def _seconds(attempt: Attempt) -> float | None:
 
 
 def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, Any]:
-    """What `penstock explain --json` prints: every attempt of a run with its stages, and because of what each was done.
+    """Return what `penstock explain --json` prints: every attempt of a run with its stages, and the reasons of each.
 
     Raises:
         SpecError: there is no such run or stage.
     """
     if stage is not None and stage not in STAGES:
-        raise SpecError(f"{stage!r} is no stage", next_step=f"use one of {', '.join(STAGES)}")
+        raise SpecError(f"{stage!r} is not a stage", next_step=f"use one of {', '.join(STAGES)}")
     names = RunNames(file)
     run = names.find(name)
     attempts = [
@@ -120,14 +120,14 @@ def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, An
 
 
 def show_explanation(result: dict[str, Any], console: Console) -> None:
-    """Print it for a person: an attempt after the other, a stage a line, its reasons below."""
+    """Print it on the terminal: an attempt after the other, a stage a line, its reasons below."""
     console.print("  ".join(filter(None, [result["run"], result["cleaned"]])), markup=False, soft_wrap=True)
     for attempt in result["attempts"]:
         console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}", markup=False, soft_wrap=True)
-        told = {line for entry in attempt["stages"] for line in entry.get("because", ())}
+        reasons = {line for entry in attempt["stages"] for line in entry.get("because", ())}
         for line in attempt["changed"]:
-            if told & {f"{line} changed", line.removeprefix("spec: ")}:
-                continue  # a stage below says so
+            if reasons & {f"{line} changed", line.removeprefix("spec: ")}:
+                continue  # printed below, as the reason of a stage
             console.print(f"  changed since the attempt before: {line}", markup=False, soft_wrap=True)
         for entry in attempt["stages"]:
             console.print(f"  {entry['name']:<12} {entry['outcome']:<8} {entry['seconds']:6.1f} s", markup=False)
@@ -142,4 +142,4 @@ def _why_nothing(attempt: dict[str, Any]) -> str:
         return f"it ended before that stage, with {attempt['reached'][-1]}"
     if attempt["status"] in ("running", "killed"):
         return "nothing is on record of its stages: they are written down at the end of an attempt"
-    return "it did not get to a stage"
+    return "it did not reach a stage"

@@ -70,7 +70,7 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
 
 
 def show_rows(result: dict[str, Any], console: Console) -> None:
-    """Print them for a person, a row a line."""
+    """Print them on the terminal, a row a line."""
     console.print(
         f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {counted(result['num_rows'], 'row')}",
         markup=False,
@@ -79,8 +79,8 @@ def show_rows(result: dict[str, Any], console: Console) -> None:
     for row in result["rows"]:
         place = f"{row['file']}:{row['line']}" if row["line"] is not None else f"{row['file']}, row {row['row']:,}"
         values = row["values"] if row["values"] is not None else {"": row["not_read"]}
-        said = ", ".join(f"{name}={shorten(value)}" if name else str(value) for name, value in values.items())
-        console.print(f"  {place}  {said}", markup=False, soft_wrap=True)
+        text = ", ".join(f"{name}={shorten(value)}" if name else str(value) for name, value in values.items())
+        console.print(f"  {place}  {text}", markup=False, soft_wrap=True)
 
 
 def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which run does a person mean? By its id or the beginning of it, `last`, `best`, a model's version or an alias of one."""
+"""Which run does a name mean? Its id or a part of it, `last`, `best`, a version of its model, or an alias."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["RunNames", "better_is", "main_metric"]
 _BY_ORDER = ("last", "previous", "before", "best")
 
 _PART = 4
-"""Letters of an id that may stand for it: fewer are a version of the model."""
+"""The fewest characters of an id that name a run: fewer are a version of the model."""
 
 
 class RunNames:
-    """The runs of one storage, by the names a person gives them.
+    """The runs of one storage, by the names that a command takes.
 
     Args:
         file: the pipeline file or its folder; None for the pipeline of the current folder, or for all runs in its .penstock
@@ -44,7 +44,7 @@ class RunNames:
         """Without other pipelines of the storage and the trials of sweeps, which are found by their id only."""
 
     def find(self, name: str) -> Run:
-        """The run that `name` means.
+        """Find the run that `name` means.
 
         Raises:
             SpecError: there is none, or there are several.

@@ -1,4 +1,4 @@
-"""How is a run told in three lines? Result, model and data, for the pages of the tracker and of the registry."""
+"""How is a run described in three lines? Result, model and data, for the pages of the tracker and of the registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["describe"]
 
 
 def describe(ctx: RunContext) -> list[str]:
-    """A paragraph for each of the three that the attempt has reached; a list of versions shows the first."""
+    """Describe result, model and data, as far as the attempt has reached them; a list of versions shows the first."""
     lines = []
     train, measured = ctx.project.spec.train, ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else None
     if measured is not None:

@@ -1,4 +1,4 @@
-"""Which rows of the source are held out? Read again as the source has them: for what looks at values before `preprocess`."""
+"""Which rows of the source are held out? Read them again with their values before `preprocess`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class HeldOut:
 
 
 def held_out_of(ctx: RunContext) -> HeldOut:
-    """Those of this run."""
+    """Collect what is needed to read the held-out rows of this run."""
     spec = ctx.project.spec
     return HeldOut(spec.data, ctx.snapshot, spec.preprocess, ctx.manifest, ctx.storage)

@@ -41,7 +41,7 @@ class Promotion(Section):
 
 
 def keeps_aliases(ctx: RunContext) -> KeepsAliases | None:
-    """The registry, if aliases can be looked up and moved there.
+    """Return the registry if aliases can be looked up and moved there.
 
     Raises:
         SpecError: they cannot, and `register.promote` asks for it.
@@ -58,7 +58,7 @@ def keeps_aliases(ctx: RunContext) -> KeepsAliases | None:
 
 
 def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> Promotion:
-    """Decide about the alias of the spec, and move it if that is the decision.
+    """Decide whether the alias of the spec moves, and move it if so.
 
     Args:
         uri: of the registry.
@@ -72,19 +72,19 @@ def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> 
     spec, registry = ctx.project.spec.register_, cast("KeepsAliases", keeps_aliases(ctx))
     alias = str(spec.alias)
     found = _decide(ctx, registry, uri, new, weights_digest)
-    # A pipeline of another storage, which no lease of ours keeps away, or a person may have moved it during the comparison.
+    # During the comparison a pipeline of another storage (the lease is of this one) or a person may have moved it.
     while found.moved and registry.aliases(uri, new.name).get(alias) != found.holder:
         found = _decide(ctx, registry, uri, new, weights_digest)
-    said = f"alias {alias!r} {'moves to' if found.moved else 'is not given to'} version {new.version}: {found.reason}"
+    sentence = f"alias {alias!r} {'moves to' if found.moved else 'is not given to'} version {new.version}: {found.reason}"
     if found.moved and found.holder == new.version:
-        said = f"alias {alias!r} is at version {new.version} already: {found.reason}"
-    found = found.model_copy(update={"reason": said})
-    registry.tag(uri, new.name, new.version, {"penstock.promotion": said})
+        sentence = f"alias {alias!r} is at version {new.version} already: {found.reason}"
+    found = found.model_copy(update={"reason": sentence})
+    registry.tag(uri, new.name, new.version, {"penstock.promotion": sentence})
     if found.moved:
         ctx.ledger.note_alias(ctx.run, new.name, alias)
         registry.give_alias(uri, new.name, alias, new.version)
-    ctx.tracker.set_tags({"penstock.promotion": said})
-    ctx.reporter.say(said)
+    ctx.tracker.set_tags({"penstock.promotion": sentence})
+    ctx.reporter.say(sentence)
     return found
 
 
@@ -136,18 +136,18 @@ def _compared(
 
 
 def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[bool, str]:
-    """Whether version `new` is better than `holder` by as much as the policy asks for, and the sentence that says so."""
+    """Return whether version `new` is better than `holder` by as much as the policy asks for, and why, as a sentence."""
     name = policy.metric.partition("/")[2]
     gain = -paired.difference if name in LOWER_IS_BETTER else paired.difference
-    said = f"{policy.metric} {paired.after:.4f}, where version {holder} has {paired.before:.4f} ({paired.difference:+.4f}"
+    sentence = f"{policy.metric} {paired.after:.4f}, where version {holder} has {paired.before:.4f} ({paired.difference:+.4f}"
     if not math.isnan(paired.low):
-        said += f", 95 % interval [{paired.low:+.4f}, {paired.high:+.4f}]"
-    said += f") on the same {counted(paired.rows, 'row')}"
+        sentence += f", 95 % interval [{paired.low:+.4f}, {paired.high:+.4f}]"
+    sentence += f") on the same {counted(paired.rows, 'row')}"
     if not gain > 0:
-        return False, f"{said}: it is not better"
+        return False, f"{sentence}: it is not better"
     if gain < policy.min_gain:
-        return False, f"{said}: the gain is below register.promote.min_gain {policy.min_gain:g}"
-    return True, said
+        return False, f"{sentence}: the gain is below register.promote.min_gain {policy.min_gain:g}"
+    return True, sentence
 
 
 def _split_and_name(policy: PromoteSpec) -> tuple[Split, str]:
@@ -156,7 +156,7 @@ def _split_and_name(policy: PromoteSpec) -> tuple[Split, str]:
 
 
 def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> str | None:
-    """Which slice of the new model is worse than its floor, as a sentence; None if none is.
+    """Name the slices of the new model that are worse than their floor, as a sentence; None if there are none.
 
     Args:
         slices: entries with `split`, `column`, `slice`, `rows` and metrics by name, as the evaluate stage lists them.
@@ -167,15 +167,15 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
     for key, floor in policy.floors.items():
         meant = [each for each in slices if each["split"] == split and key in (each["slice"], each["column"])]
         if not meant:
-            broken.append(f"there is no slice {key!r} of {split} to hold against its floor")
+            broken.append(f"{split} has no slice {key!r} to compare with its floor")
         for each in meant:
             value = each.get(name)
             undefined = name in each and value is None
             if undefined and key != each["slice"] and any(other[name] is not None for other in meant):
-                continue  # few rows of one class are no reason against a model; a slice with a floor of its own is measured
+                continue  # few rows of one class do not count against a model; a slice with a floor of its own is measured
             if value is None or not sign * value >= sign * floor:
                 why = f"is not defined ({each['not_defined']})" if undefined else "is not measured"
                 shown = why if value is None else f"is {value:.4f}"
-                said = f"{policy.metric} {shown} on the {counted(each['rows'], 'row')} of {each['slice']}"
-                broken.append(f"{said}, its floor is {floor:g}")
+                where = f"{policy.metric} {shown} on the {counted(each['rows'], 'row')} of {each['slice']}"
+                broken.append(f"{where}, its floor is {floor:g}")
     return "; ".join(broken) or None

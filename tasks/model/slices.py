@@ -1,4 +1,4 @@
-"""Which held-out rows belong to which slice? By what stands in the source, before `preprocess` makes other numbers of it."""
+"""Which held-out rows belong to which slice? By the values of the source, before `preprocess` changes them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _ROWS_OF_A_FILE = 1 << 40
 def slices_of(
     held_out: HeldOut, split: Split, wanted: Sequence[str | Mapping[str, Sequence[float]]], warn: Callable[[str], None]
 ) -> list[Slice]:
-    """The slices that have rows of the split.
+    """List the slices that have rows of the split.
 
     Args:
-        wanted: as `evaluate.slices` says them.
-        warn: told of a column with too many values.
+        wanted: entries of `evaluate.slices`.
+        warn: called for a column with too many values.
 
     Raises:
         SpecError: the source has no such column, or one with edges holds no numbers.

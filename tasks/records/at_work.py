@@ -1,11 +1,11 @@
-"""Which runs of a pipeline are worked on, and who chooses the next one?
+"""Which runs of a pipeline are at work, and which process chooses the next one?
 
 Several runs of a pipeline may be worked on at a time, each by one process, which holds the run's lease. It takes that while it
 holds the lease of the pipeline's name, for the moments in which a run is chosen and recorded: two commands that want the same
 never begin it twice.
 
     pipelines/<name>/lease           of the name
-    pipelines/<name>/leases/<run>    of a run; what a holder that is gone left is removed by the next that chooses
+    pipelines/<name>/leases/<run>    of a run; those of dead holders are removed when the next run is chosen
     retention/lease                  of the storage, held while old data are deleted: no run begins meanwhile
 """
 

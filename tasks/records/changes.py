@@ -46,17 +46,17 @@ class CodeChange(Section):
     """One file of the user's code that does something else."""
 
     targets: tuple[str, ...]
-    """What reaches it, on either side."""
+    """Targets that reach it, on either side."""
     file: str
     names: tuple[str, ...] = ()
-    """The definitions that differ; empty where the file is no Python, or nothing is on record of it."""
+    """The definitions that differ; empty where the file is not Python, or its source is not on record."""
 
     def __str__(self) -> str:
         return f"{self.file}" + (f": {_some(self.names)}" if self.names else "")
 
 
 class Changes(Section):
-    """Everything that decides over a run's result and differs between two."""
+    """Everything that decides a run's result and differs between two."""
 
     spec: tuple[Change, ...] = ()
     code: tuple[CodeChange, ...] = ()
@@ -64,7 +64,7 @@ class Changes(Section):
     versions: tuple[Change, ...] = ()
 
     def lines(self) -> list[str]:
-        """For people: what matters most comes first."""
+        """Format the differences, the most important first."""
         by_kind = {what: [file.name for file in self.files if file.what == what] for what in ("added", "gone", "changed")}
         data = [f"data: {what} {_some(names)}" for what, names in by_kind.items() if names]
         code = [f"code: {change}" for change in dict.fromkeys(map(str, self.code))]
@@ -72,7 +72,7 @@ class Changes(Section):
 
 
 class Before(Section):
-    """What is on record of a run: the side that another one is held against."""
+    """One side of a comparison: what is on record of a run."""
 
     run: str
     spec: dict[str, Any]
@@ -81,16 +81,16 @@ class Before(Section):
 
     @classmethod
     def of(cls, ledger: Ledger, run: Run) -> Before:
-        """As the ledger has it now."""
+        """Read a run from the ledger."""
         return cls(run=run.run, spec=run.spec, keys=run.keys, code=ledger.code_of(run.run))
 
     def definitions(self, targets: Iterable[str], file: str) -> dict[str, str]:
-        """Name -> source of what the targets reach in a file."""
+        """Return name -> source of each definition that the targets reach in a file."""
         return {name: text for each in targets for name, text in self.code.get(each, {}).get(file, {}).items()}
 
 
 def changes(before: Before, after: Before) -> Changes:
-    """Hold one run against another."""
+    """Compare two runs."""
     old, new = (dict(_leaves(side.spec)) for side in (before, after))
     spec = [Change(name=name, before=old.get(name), after=new.get(name)) for name in dict.fromkeys([*old, *new])]
     stages = [name for name in STAGES if name in before.keys and name in after.keys]
@@ -111,7 +111,7 @@ def changes(before: Before, after: Before) -> Changes:
 
 
 def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before) -> list[str]:
-    """Why a stage has no output to reuse: each input that differs from the run before, down to the definition in a file."""
+    """Explain why a stage cannot reuse an output: each input that differs from the run before, down to the definition."""
     old = before.keys.get(stage) if before is not None else None
     if before is None or old is None:
         return ["it has never run"]
@@ -132,7 +132,7 @@ def _without_digests(line: str) -> str:
 
 
 def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any], before: Before, after: Before) -> Iterator[CodeChange]:
-    """Each file once, whatever reaches it: another class of a file may reach much of what the one before it did."""
+    """Yield each changed file once, also if several targets reach it."""
     codes = [name for name in sorted({*was, *now}) if name.startswith("code.") and was.get(name) != now.get(name)]
     targets = tuple(name.removeprefix("code.") for name in codes)
     old, new = (_by_file([side.get(name) or {} for name in codes]) for side in (was, now))
@@ -179,7 +179,7 @@ def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Fi
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of everything in a spec that says something."""
+    """Yield dotted path and value of every entry of a spec that is not None."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, f"{prefix}.{name}" if prefix else name)

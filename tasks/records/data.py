@@ -1,4 +1,4 @@
-"""How do the data of two runs differ? Files, rows, classes, and every source column, by what materialize noted of them."""
+"""How do the data of two runs differ? Files, rows, classes and source columns, by the profiles that materialize recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.tasks.records.ledger import Ledger, Run
 __all__ = ["RunData", "compare_data"]
 
 _NOTABLE_SHIFT = 0.1
-"""A mean that moved by less of a standard deviation is not called a drift, however sure it is."""
+"""A mean that moved by a smaller share of the standard deviation does not count as drift, however significant it is."""
 
 _NOTABLE_SHARE = 0.05
 """The same of shares: of nulls, of a text's values."""
@@ -25,12 +25,12 @@ _NOTABLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class RunData:
-    """What is known of a run's data; None or empty where it is not.
+    """What is on record of a run's data; None or empty where nothing is.
 
     Attributes:
-        snapshot: what `read` left behind.
-        manifest: what `materialize` left behind.
-        profile: what materialize noted of the rows.
+        snapshot: output of `read`.
+        manifest: output of `materialize`.
+        profile: the profile of rows and columns that `materialize` recorded.
     """
 
     snapshot: SourceSnapshot | None
@@ -39,7 +39,7 @@ class RunData:
 
     @classmethod
     def of(cls, ledger: Ledger, run: Run) -> RunData:
-        """What is on record of a run, also where its rows are deleted."""
+        """Read the records of a run, also where its rows are deleted."""
         outputs = {}
         for stage in ("read", "materialize"):
             key = run.keys[stage].key if stage in run.keys else ""
@@ -54,7 +54,7 @@ class RunData:
 
     @property
     def files(self) -> dict[str, dict[str, Any]]:
-        """`train/name` -> its rows, bytes, and what a person may compare it by."""
+        """`train/name` -> rows, bytes and digest of the content."""
         if self.snapshot is None:
             return {}
         return {
@@ -68,7 +68,7 @@ class RunData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes by their number; empty where the label is none."""
+        """Names of the classes by their number; empty where the label is not a class."""
         if self.manifest is None:
             return ()
         schema = self.manifest.feed_schema
@@ -128,7 +128,7 @@ def _classes(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mappin
 
 
 def _columns(before: Profile, after: Profile) -> list[dict[str, Any]]:
-    """Every column of the train split, those that moved most first."""
+    """Compare every column of the train split; those that moved most come first."""
     was, now = before.columns.get("train", {}), after.columns.get("train", {})
     found = [_column(name, was.get(name), now.get(name)) for name in dict.fromkeys([*was, *now])]
     return sorted(found, key=lambda entry: (not entry["drifted"], -abs(entry["distance"] or 0)))
@@ -136,7 +136,7 @@ def _columns(before: Profile, after: Profile) -> list[dict[str, Any]]:
 
 def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> dict[str, Any]:
     if was is None or now is None:
-        return {"column": name, "kind": "added" if was is None else "gone", "distance": None, "drifted": True, "said": ""}
+        return {"column": name, "kind": "added" if was is None else "gone", "distance": None, "drifted": True, "summary": ""}
     nulls = [side.nulls / max(1, side.rows) for side in (was, now)]
     entry: dict[str, Any] = {"column": name, "nulls_before": nulls[0], "nulls_after": nulls[1]}
     drifted = _moved(nulls[0], nulls[1], was.rows, now.rows)
@@ -152,7 +152,7 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
             "std_after": now.std,
         }
         entry |= {"low_before": was.low, "low_after": now.low, "high_before": was.high, "high_after": now.high}
-        said = f"mean {was.mean:.4g} -> {now.mean:.4g} ({distance:+.2f} of its standard deviation)"
+        summary = f"mean {was.mean:.4g} -> {now.mean:.4g} ({distance:+.2f} of its standard deviation)"
     else:
         shares = [{value: count / max(1, side.rows) for value, count in (side.values or {}).items()} for side in (was, now)]
         apart_by = {value: shares[1].get(value, 0.0) - shares[0].get(value, 0.0) for value in {*shares[0], *shares[1]}}
@@ -160,14 +160,14 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
         most = max(sorted(apart_by), key=lambda value: abs(apart_by[value]), default=None)
         drifted |= any(_moved(shares[0].get(v, 0.0), shares[1].get(v, 0.0), was.rows, now.rows) for v in apart_by)
         entry |= {"kind": "text", "values_before": was.values, "values_after": now.values}
-        said = "" if most is None else f"{most!r} {shares[0].get(most, 0.0):.1%} -> {shares[1].get(most, 0.0):.1%}"
+        summary = "" if most is None else f"{most!r} {shares[0].get(most, 0.0):.1%} -> {shares[1].get(most, 0.0):.1%}"
     if abs(nulls[0] - nulls[1]) > 0:
-        said = ", ".join(filter(None, [said, f"nulls {nulls[0]:.1%} -> {nulls[1]:.1%}"]))
-    return {**entry, "distance": distance, "drifted": bool(drifted), "said": said}
+        summary = ", ".join(filter(None, [summary, f"nulls {nulls[0]:.1%} -> {nulls[1]:.1%}"]))
+    return {**entry, "distance": distance, "drifted": bool(drifted), "summary": summary}
 
 
 def _moved(was: float, now: float, rows_before: int, rows_after: int) -> bool:
-    """Whether a share moved by more than chance would move it, and by enough to speak of."""
+    """Whether a share changed significantly, and by a notable amount."""
     if not rows_before or not rows_after:
         return False
     pooled = (was * rows_before + now * rows_after) / (rows_before + rows_after)

@@ -1,4 +1,4 @@
-"""What were the rows of a run, as tables that a person reads? CSV, which MLflow's page shows as a table."""
+"""How are the rows of a run described as tables? CSV, which MLflow's page shows as a table."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def data_tables(data: RunData, fitted: FittedPreprocess) -> dict[str, str]:
 
 
 def dataset_name(pipeline: str, split: str) -> str:
-    """What a tracker calls the rows of a split."""
+    """Name of a split's rows at the tracker."""
     return f"{pipeline} {split}"
 
 
 def split_profile(data: RunData, split: str) -> dict[str, Any]:
-    """What a tracker's page says of a split's rows beside their number: classes, and of how many files and bytes they are."""
+    """Describe a split's rows for a tracker's page: classes, files and bytes."""
     own = [file for name, file in data.files.items() if name.startswith(f"{split}/")]
     found = own or list(data.files.values())  # a fraction of the training files
     classes = data.class_rows().get(split)
@@ -85,8 +85,8 @@ def _columns(data: RunData) -> Iterator[dict[str, Any]]:
             numbers = ("mean", "std", "low", "high")
             measured = {key: getattr(found, key) if found.count else None for key in numbers}
             values = sorted((found.values or {}).items(), key=lambda item: -item[1])[:_VALUES_SHOWN]
-            said = ", ".join(f"{value} {count:,}" for value, count in values)
-            yield {**entry, "nulls": found.nulls, **measured, "values": said}
+            most = ", ".join(f"{value} {count:,}" for value, count in values)
+            yield {**entry, "nulls": found.nulls, **measured, "values": most}
 
 
 def _fitted(fitted: FittedPreprocess) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 A *run* is one pipeline run over all its attempts; an *attempt* is one process that worked on it. Records are small JSON files:
 
     pipelines/<name>/current.json        the run that the next command continues: the one that was begun or taken up last
-    pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
+    pipelines/<name>/trainings/<key>.json  the run whose training has that key, for a command that goes back
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
     runs/<run>/code.json                 source of the user's definitions that its newest attempt reaches
@@ -123,12 +123,12 @@ class Attempt(Section):
     status: Status = "running"
     prefect_flow_run_id: str | None = None
     prefect_missed_end: bool = False
-    """Prefect's server was away when the attempt ended: a later command tells it."""
+    """Prefect's server was away when the attempt ended: a later command reports the end."""
     exactness: str | None = None
     """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
     resumed_from_step: int | None = None
     workers: dict[int, str] = Field(default_factory=dict)
-    """Rank -> `host:pid` of the newest worker group: whom to look at, or to kill, when training hangs."""
+    """Rank -> `host:pid` of the newest worker group: which process to inspect, or to kill, when training hangs."""
     stages: list[dict[str, Any]] = Field(default_factory=list)
     """Name, key, outcome, begin and seconds of each stage reached, and because of what it was reused or run."""
     command: str = ""

@@ -1,6 +1,6 @@
 """Which data can be deleted, and what keeps the rest? Mark what kept runs refer to; all else goes. Decides only.
 
-A run of the pipeline is kept if `retention` says so, or if the pipeline's next command, an alias, a process or another kept run
+A run of the pipeline is kept by `retention`, or if the pipeline's next command, an alias, a process or another kept run
 needs it. Runs of other pipelines are kept. Datasets, units and large records go if no kept run refers to them.
 """
 
@@ -66,7 +66,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Deletion:
-    """One thing that goes.
+    """One run, dataset, unit or record whose data are deleted.
 
     Attributes:
         name: id of the run, key of the dataset or unit, or path of a record.
@@ -82,11 +82,11 @@ class Deletion:
 
 @dataclass(frozen=True)
 class CleanupPlan:
-    """What goes, and what stays.
+    """What is deleted, and what stays.
 
     Attributes:
         kept: run -> why it stays.
-        rows_stay: why no prepared rows go, whoever refers to them; empty if they do.
+        rows_stay: why no prepared rows go at all; empty if they may.
     """
 
     deletions: tuple[Deletion, ...]

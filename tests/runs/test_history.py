@@ -42,7 +42,7 @@ def test_a_run_says_why_each_stage_ran_and_keeps_it(nights_file: Path, nights: d
     assert attempt["changed"] == [f"data: added train/{ADDED}"]
     assert [stage["because"] for stage in attempt["stages"]] == [because["read"]]
     assert f"files: added train/{ADDED}" in said("explain", "last", "--file", nights_file)
-    with pytest.raises(SpecError, match="'raed' is no stage"):
+    with pytest.raises(SpecError, match="'raed' is not a stage"):
         explain_run(nights_file, "last", "raed")
 
 

@@ -255,6 +255,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint.every_s": (60.0, None),
     "checkpoint.every_epoch": (True, False),
     "checkpoint.keep": (2, 4),
+    "stall_s": (120.0, 30.0),
     "checkpoint.best": (None, {"metric": "val/loss", "mode": "min"}),
 }
 """Of every field but those that name code or a framework, which other tests change: the default first, or near it."""

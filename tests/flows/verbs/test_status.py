@@ -55,7 +55,7 @@ def test_status_names_killed_attempt_of_finished_run(tmp_path: Path, began: bool
     explained = io.StringIO()
     show_explanation(explain_run(file, "last", "train"), Console(file=explained, width=200))
     assert explained.getvalue().splitlines()[2::2] == [
-        "  it did not get to a stage",
+        "  it did not reach a stage",
         "  nothing is on record of its stages: they are written down at the end of an attempt",
     ]
 

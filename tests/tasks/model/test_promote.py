@@ -94,7 +94,7 @@ def test_a_slice_below_its_floor_is_named() -> None:
     strict = below_floors(PromoteSpec(metric="test/accuracy", floors={"country": 0.8}), slices)
     assert strict == "test/accuracy is 0.7000 on the 7 rows of country=France, its floor is 0.8"
     gone = below_floors(PromoteSpec(metric="test/accuracy", floors={"country=Peru": 0.8}), slices)
-    assert gone == "there is no slice 'country=Peru' of test to hold against its floor"
+    assert gone == "test has no slice 'country=Peru' to compare with its floor"
 
 
 def test_a_slice_of_one_class_breaks_a_floor_of_its_own_and_none_of_its_column() -> None:

@@ -36,9 +36,9 @@ def test_a_column_has_drifted_where_it_moved_by_more_than_chance_and_by_enough_t
     assert [name for name, entry in found.items() if not entry["drifted"]] == ["still"] == [*found][-1:], (
         "those that moved first"
     )
-    assert found["moved"]["said"] == "mean 5 -> 5.5 (+0.50 of its standard deviation)"
-    assert found["emptied"]["said"] == "mean 5 -> 5 (+0.00 of its standard deviation), nulls 0.0% -> 20.0%"
-    assert found["town"]["said"] == "'Ulm' 60.0% -> 30.0%"
+    assert found["moved"]["summary"] == "mean 5 -> 5.5 (+0.50 of its standard deviation)"
+    assert found["emptied"]["summary"] == "mean 5 -> 5 (+0.00 of its standard deviation), nulls 0.0% -> 20.0%"
+    assert found["town"]["summary"] == "'Ulm' 60.0% -> 30.0%"
     assert (found["old"]["kind"], found["new"]["kind"]) == ("gone", "added")
 
 
