@@ -1,4 +1,4 @@
-"""What does Ray Train's controller do for us? It repeats no error that a restart would only meet again, and says where it is.
+"""What does the controller of Ray Train do for us? It repeats no error that a user must correct, and reports to the driver.
 
 A small module of its own: Ray Train's controller imports it before it starts a worker, and the first step waits for that.
 """
@@ -16,13 +16,13 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from penstock.errors import PenstockError
 from penstock.training.on_ray.mailbox import MailboxHandle
 
-__all__ = ["FixedWorkers", "NoRetryOfUserErrors", "TellsTheDriver"]
+__all__ = ["FixedWorkers", "NoRetryOfUserErrors", "ReportsToDriver"]
 
 
-class TellsTheDriver(ControllerCallback):
+class ReportsToDriver(ControllerCallback):
     """Leaves the controller's actor handle in the mailbox: without it a driver can only wait for `fit()`, not end it.
 
-    And the news that Ray Train keeps to itself until all workers run again: that some were lost, and that it asks for others.
+    Reports besides, before all workers run again, that some were lost and that others are asked for.
     """
 
     def __init__(self, mailbox: MailboxHandle) -> None:
@@ -33,7 +33,7 @@ class TellsTheDriver(ControllerCallback):
         self._mailbox.call("controlled_by", ray.get_runtime_context().current_actor)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
-        """Called when Ray Train turns to something else."""
+        """Called when the state of Ray Train changes."""
         if isinstance(current_state, RestartingState):
             lost = getattr(current_state.training_failed_error, "worker_failures", {})
             self._mailbox.call("lost", sorted(lost))

@@ -1,4 +1,4 @@
-"""What does the driver hold while Ray trains? A thread that waits for the end, and can bring it about."""
+"""Which thread of the driver waits while Ray trains, and how does it end the training?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fit(threading.Thread, ABC):
         mailbox: where it talks with the driver.
 
     Attributes:
-        over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
+        over: set unless it runs. After a signal's exception in `join`, `is_alive` is False of a thread that lives.
         result: what rank 0 returned; None where there is none.
         error: what was raised instead, for the thread that waits to judge.
     """
@@ -40,7 +40,7 @@ class Fit(threading.Thread, ABC):
         super().start()
 
     def run(self) -> None:
-        """Train to the end and keep what came of it."""
+        """Train to the end and keep the result or the error."""
         try:
             self.result = self._train()
         except Exception as error:  # Ray's, or whatever a rank raised: the thread that waits judges it

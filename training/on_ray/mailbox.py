@@ -1,4 +1,4 @@
-"""How do the training workers and the driver talk while Ray Train runs?
+"""How do the training workers and the driver exchange events and a stop while Ray Train runs?
 
 Ray Train's own reports arrive once per poll and are a barrier over all ranks; a chart of every step and a prompt stop need
 neither. One small actor on the driver's node holds a mailbox for each attempt: rank 0 puts events and reads "stop", the driver
@@ -55,7 +55,7 @@ class Mailbox:
         """Add events of a rank; the answer says whether the driver wants training to stop, and whether the rank was replaced.
 
         Args:
-            restart: the sender's worker group; one that was replaced is not listened to.
+            restart: the sender's worker group; events of one that was replaced are dropped.
             sender: whose delivery it is.
             number: counts the sender's deliveries from 1. One that came already is not added twice.
         """
@@ -69,7 +69,7 @@ class Mailbox:
         return {"stop": self._stop, "replaced": replaced}
 
     def starting(self) -> None:
-        """Workers are asked for: Ray Train's controller says so, or a task that is the only rank."""
+        """Note that workers are asked for. Called by Ray Train's controller, or by a task that is the only rank."""
         self._group += 1
         self._events.append(WorkersStarting())
 

@@ -20,7 +20,7 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from penstock.training.job import TrainJob
-from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
+from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, ReportsToDriver
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
 from penstock.training.on_ray.mailbox import MailboxHandle
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
@@ -146,6 +146,6 @@ def _trainer(
             ),
             # Ray prints each rank's traceback several times; `EventLog` tells the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
-            callbacks=[NoRetryOfUserErrors(), TellsTheDriver(mailbox)],  # type: ignore[list-item]
+            callbacks=[NoRetryOfUserErrors(), ReportsToDriver(mailbox)],  # type: ignore[list-item]
         ),
     )

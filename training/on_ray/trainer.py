@@ -1,4 +1,4 @@
-"""How does the driver run one attempt at training on Ray: start it, listen, stop it, and lose patience?"""
+"""How does the driver run one attempt at training on Ray: start it, publish its events, stop it, and end what does not stop?"""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(
         return _follow(job, stop, listener, own_cluster=own_cluster, work=work, in_ray_train=in_ray_train)
     except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
         mailboxes.cache_clear()
-        # It is no error that the stage is tried again for: workers that live on must end with this process first.
+        # Not an error that the stage is tried again for: workers that live on must end with this process first.
         raise TrainingError(
             f"the driver lost Ray while it trained: {type(error).__name__}: {first_line(error)}",
             next_step="look at the memory of this machine; the same command continues from the newest checkpoint",
@@ -123,7 +123,7 @@ def _fit(
 
 
 class _Stopping:
-    """Passes a stop on to the workers, and loses patience by degrees: ask, kill the workers, give up waiting for Ray."""
+    """Passes a stop on to the workers, by degrees: ask them, kill them, give up waiting for Ray."""
 
     def __init__(
         self, stop: threading.Event, mailbox: MailboxHandle, fit: Fit, clock: Callable[[], float] = time.monotonic
