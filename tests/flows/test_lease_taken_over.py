@@ -147,7 +147,7 @@ def test_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_of_it
         return requests[-1]
 
     model = SimpleNamespace(uri="models:/m/1", name="m", run_id=None)
-    asked = SimpleNamespace(data=SimpleNamespace(train=str(tmp_path / "in")), source="", model_digest="d")
+    asked = SimpleNamespace(data=SimpleNamespace(train=str(tmp_path / "in")), is_kept=False, model_digest="d", input_digest="i")
     plan = SimpleNamespace(todo=[])
     monkeypatch.setattr(predict_flow, "StopRequest", make)
     monkeypatch.setattr(predict_flow, "fetch_model", lambda *_: model)
