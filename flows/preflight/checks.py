@@ -303,7 +303,7 @@ def check_recipe(project: Project) -> None:
     """
     project.framework.check(project.recipe, project.spec.train)
     if project.data_config is not None:
-        from penstock.training.session.data_config import whole_datasets  # loads Ray
+        from penstock.training.session.session import whole_datasets  # loads Ray
 
         whole_datasets(project.data_config)
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):

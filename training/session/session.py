@@ -24,6 +24,7 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
+from penstock.messages import said_of
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
@@ -35,12 +36,12 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng
-from penstock.training.session.data_config import whole_datasets
 from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.session.shard import Shard
 from penstock.training.state import TrainState
+from penstock.usercode.capture import UserCode
 
-__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch", "whole_datasets"]
 
 GENERATORS = "generators.safetensors"
 """As `ranks` each rank's random generators, uint8[ranks, n], and as `batches` how many the loop has taken of the split."""
@@ -364,3 +365,43 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)
+
+
+def whole_datasets(code: UserCode) -> frozenset[Split]:
+    """The datasets that every worker gets all of.
+
+    Args:
+        code: of a DataConfig, or of a class or function that makes one without arguments. Its `enable_shard_locality` is taken
+            whatever it says: a hint where rows should lie, which changes no share.
+
+    Raises:
+        SpecError: it is none, or asks for what penstock's feed does not do, each by its name.
+    """
+    config = code.load()
+    if not isinstance(config, ray.train.DataConfig) and callable(config):
+        try:
+            config = config()
+        except Exception as error:  # the user's code
+            raise SpecError(f"train.datasets: {code.target}() failed: {said_of(error)}") from error
+    if not isinstance(config, ray.train.DataConfig):
+        raise SpecError(
+            f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
+            next_step="or write which are whole: train.datasets: {validation: whole}",
+        )
+    cut = list(SPLITS) if config._datasets_to_split == "all" else config._datasets_to_split
+    problems = [
+        f"its own {name}() works on Ray Data's datasets, and these rows come from penstock's feed"
+        for name in ("configure", "default_ingest_options")
+        if getattr(type(config), name) is not getattr(ray.train.DataConfig, name)
+    ]
+    if config._user_execution_options is not None:
+        problems.append("execution_options are Ray Data's, which prepares nothing here")
+    problems += [f"datasets_to_split names {name!r}; there are {', '.join(SPLITS)}" for name in cut if name not in SPLITS]
+    if problems:
+        raise SpecError(
+            f"train.datasets: {code.target} asks for what a pipeline does not do",
+            problems=problems,
+            next_step="keep DataConfig(datasets_to_split=[...]); what changes rows belongs under preprocess, their order "
+            "under shuffle",
+        )
+    return frozenset(split for split in SPLITS if split not in cut)

@@ -8,7 +8,7 @@ iterables begin another epoch with each `iter()`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
 from penstock.training.session.kept_rows import OpenFeed, kept_rows
-from penstock.training.session.tf_dataset import tf_dataset
 
 __all__ = ["Shard"]
 
@@ -159,7 +158,7 @@ class Shard:
         """
         _refuse(self._name, refused)
         chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
-        return tf_dataset(
+        return _tf_dataset(
             self._name, self._schema, chosen, lambda: iter(self.iter_batches(batch_size=batch_size, drop_last=drop_last))
         )
 
@@ -260,6 +259,52 @@ class _Epochs(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (self._form(each) for each in self._begin())
+
+
+def _tf_dataset(
+    name: str,
+    schema: FeedSchema,
+    chosen: Sequence[str | list[str]],
+    epoch: Callable[[], Iterator[Mapping[str, np.ndarray]]],
+) -> Any:
+    """A dataset whose elements are tuples with an entry for each of `chosen`: a tensor for a name, a dict for a list of names.
+
+    Args:
+        name: of the shard, for messages.
+        epoch: begins a pass over the rows in batches.
+
+    Raises:
+        SpecError: TensorFlow is not installed, or there is no such column.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise SpecError(
+            f"the shard {name!r}: to_tf() needs tensorflow, which cannot be imported: {error}",
+            next_step="pip install tensorflow, or take iter_batches(), whose arrays TensorFlow reads",
+        ) from error
+    there = {column.name: column for column in schema.columns if column.ragged is None}
+    for column in (column for columns in chosen for column in ([columns] if isinstance(columns, str) else columns)):
+        if column not in there:
+            raise SpecError(
+                f"the shard {name!r}: to_tf() has no column {column!r} of one shape", next_step=f"take of {', '.join(there)}"
+            )
+
+    def signature(column: str) -> Any:
+        return tf.TensorSpec((None, *there[column].shape), there[column].dtype)
+
+    def elements() -> Iterator[tuple[Any, ...]]:
+        for batch in epoch():
+            yield tuple(_chosen(columns, batch.__getitem__) for columns in chosen)
+
+    made = tf.data.Dataset.from_generator(elements, output_signature=tuple(_chosen(columns, signature) for columns in chosen))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is this rank's share
+    return made.with_options(options)
+
+
+def _chosen(columns: str | list[str], value: Callable[[str], Any]) -> Any:
+    return value(columns) if isinstance(columns, str) else {column: value(column) for column in columns}
 
 
 def _refuse(name: str, given: Mapping[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""What differs between the libraries that boost trees? One protocol for both, and what they are given."""
+"""What differs between the libraries that boost trees? A base class for both, and what they are given."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -111,7 +112,7 @@ class ShardTable:
 
 
 def refuse_unused(library: str, params: Iterable[str], used: Collection[str]) -> None:
-    """Refuse parameters that a library passes over, with no more than a line between many others.
+    """Refuse parameters that the library would ignore with only a log line.
 
     Raises:
         SpecError: with the names that were perhaps meant.
@@ -155,7 +156,7 @@ class Forest(Protocol):
         """How much the splits at each feature gained together, [features]."""
 
 
-class Library(Protocol):
+class Library(ABC):
     """xgboost or lightgbm. Stateless and picklable; a module of this kind imports no Ray."""
 
     name: str
@@ -169,29 +170,46 @@ class Library(Protocol):
     """What a checkpoint holds the trees in."""
     for_few_rows: Mapping[str, Any]
     """Parameters with which two rows can be learned."""
+    trees_of: Callable[..., Trees]
+    """Called with (params, task, train, validation, content of a checkpoint or None): begins, or continues."""
+    forest: Callable[..., Forest]
+    """Called with (content, raw=...): trees from a file; `raw` gives raw scores, for an own objective."""
+    refusal: type[Exception]
+    """The library's error for parameters or rows."""
+    lost: tuple[str, ...]
+    """Words of that error when another rank is gone."""
 
+    @abstractmethod
     def settings(self, task: Task) -> dict[str, Any]:
-        """All parameters of the library.
+        """All parameters of the library: the user's, with the pipeline's where they leave it open.
 
         Raises:
             SpecError: one does not fit the label, or would undo what the pipeline promises.
         """
-        ...
 
+    @abstractmethod
     def check(self, params: Mapping[str, Any]) -> None:
-        """Look at what can be judged without the data. Raises SpecError."""
+        """Check what can be judged without the data. Raises SpecError."""
+
+    @abstractmethod
+    def most_leaves(self, params: Mapping[str, Any]) -> int:
+        """About how many leaves a round adds for each class at most."""
+
+    @abstractmethod
+    def _joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
+        """As `joined`, for more than one rank."""
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Why a training that is continued differs from one that was not interrupted; None if it does not."""
-        ...
+        return None
 
     def joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
-        """Connect the ranks for the block. A collective. Gives parameters that the trees need for it.
+        """Connect the ranks for the block, which gets parameters that the trees need for it. A collective.
 
         Args:
             host: where the other ranks reach this one.
         """
-        ...
+        return self._joined(group, host) if group.world_size > 1 else nullcontext({})
 
     def trees(
         self,
@@ -201,23 +219,36 @@ class Library(Protocol):
         content: bytes | None,
         more: Mapping[str, Any],
     ) -> Trees:
-        """Begin, or go on from the content of a checkpoint. A collective.
+        """Begin, or continue from the content of a checkpoint. A collective.
 
         Args:
-            more: parameters besides the task's: what `joined` gave, or `for_few_rows`.
+            more: parameters besides the task's: those of `joined`, or `for_few_rows`.
 
         Raises:
             TrainingError: the library refuses the parameters or the rows.
         """
-        ...
+        with self.reraising():
+            return type(self).trees_of({**self.settings(task), **more}, task, train, validation, content)
 
-    def forest(self, content: bytes, *, raw: bool) -> Forest:
-        """Trees from a file; `raw` gives raw scores, for an own objective."""
-        ...
+    @contextmanager
+    def reraising(self) -> Iterator[None]:
+        """Turn a refusal, which every restart would meet again, into an error that a user can act on.
 
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """About how many leaves a round adds for each class at most."""
-        ...
+        Raises:
+            TrainingError: the library refuses the parameters or the rows.
+        """
+        try:
+            yield
+        except self.refusal as error:
+            if any(word in str(error).lower() for word in self.lost):
+                raise
+            raise TrainingError(
+                f"{self.name} refuses: {self.reason(error)}", next_step="correct train.params and run the same command again"
+            ) from error
+
+    def reason(self, error: Exception) -> str:
+        """The message of a refusal."""
+        return str(error).strip()
 
 
 def choose_objective(task: Task, fitting: Mapping[str, tuple[str, ...]], given: Any) -> str:

@@ -1,4 +1,4 @@
 """How does lightgbm train in the pipeline? As training/frameworks/boosted/ says.
 
-Public: `framework` (what the pipeline calls), `library` (its calls), `loading` (a trained model again, without Ray).
+Public: `framework` (what the pipeline calls), `library` (its calls, and a trained model again, without Ray).
 """

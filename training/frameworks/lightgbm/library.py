@@ -20,11 +20,14 @@ import torch
 from lightgbm.basic import LightGBMError, _ConfigAliases, _InnerPredictor
 from numpy.typing import NDArray
 
-from penstock.errors import SpecError, TrainingError
-from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective, refuse_unused
+from penstock.errors import SpecError
+from penstock.storage import Storage
+from penstock.training.frameworks.boosted.library import Floats, Library, ShardTable, Task, choose_objective, refuse_unused
+from penstock.training.frameworks.boosted.model import BoostedModel, load_boosted
+from penstock.training.model import ModelSpec
 from penstock.training.ranks import Group
 
-__all__ = ["LIBRARY", "LightgbmLibrary"]
+__all__ = ["LIBRARY", "LightgbmLibrary", "load"]
 
 _FITTING = {
     "binary": ("binary", "cross_entropy"),
@@ -60,93 +63,8 @@ _FEATURE_DRAWS = (
 _OF_THIS_RUN = re.compile(r"\nparameters:.*?end of parameters\n|\npandas_categorical:[^\n]*", re.DOTALL)
 """In a model's text: addresses and threads of those that trained it."""
 
-_LOST = ("socket", "recv", "send", "connect", "linker", "network")
-"""Words of lightgbm when another rank is gone."""
-
 TIME_OUT_MIN = 120
 """How long a rank may be busy with its part while the others wait; a rank that died is noticed by Ray Train."""
-
-
-class LightgbmLibrary:
-    """See `penstock.training.frameworks.boosted.library.Library`."""
-
-    name = "lightgbm"
-    distribution = "lightgbm"
-    version = lightgbm.__version__
-    loader = "penstock.training.frameworks.lightgbm.loading:load"
-    file = "model.txt"
-    for_few_rows: Mapping[str, Any] = MappingProxyType({"min_data_in_leaf": 1, "min_data_in_bin": 1})
-
-    def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse what cannot go on from a checkpoint, what would give other bits each time, and names unknown to lightgbm."""
-        aliases = _ConfigAliases._get_all_param_aliases()
-        refuse_unused("lightgbm", params, {*aliases, *(alias for others in aliases.values() for alias in others)})
-        for name in _BOOSTING:
-            if params.get(name) in ("rf", "random_forest"):
-                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot go on from a checkpoint")
-        if params.get("deterministic") is False:
-            raise SpecError("train.params.deterministic is false: a continued training would end elsewhere; take it out")
-
-    def settings(self, task: Task) -> dict[str, Any]:
-        """The user's parameters, with what the pipeline decides where they leave it open."""
-        objective = choose_objective(task, _FITTING, task.params.get("objective"))
-        classes = task.schema.num_classes or 0
-        usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
-        if not task.params.get("force_col_wise"):
-            usual["force_row_wise"] = True  # else both are timed, and chance decides
-        more = {"num_class": classes} if classes > 2 else {}
-        metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
-        ours = {"metric": "None", "objective": "none"} if task.own else {"metric": metric, "objective": objective}
-        return {**usual, **more, **task.params, **ours}
-
-    def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
-        """Rows that are drawn, trees that are dropped."""
-        for name in _ROW_SHARES:
-            if float(params.get(name, 1)) < 1:
-                return f"lightgbm does not keep the state of {name}"
-        for name in (*_BOOSTING, "data_sample_strategy"):
-            if params.get(name) in ("dart", "goss"):
-                return f"lightgbm does not keep the state of {params[name]}"
-        return None
-
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """`num_leaves`."""
-        return int(params.get("num_leaves", 31))
-
-    @contextmanager
-    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
-        """Every rank names a free port; lightgbm connects them when the trees begin, until they are gone."""
-        if group.world_size == 1:
-            yield {}
-            return
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        everyone = group.everyones({"address": f"{host}:{port}"})
-        yield {
-            "machines": ",".join(rank["address"] for rank in everyone),
-            "num_machines": group.world_size,
-            "local_listen_port": port,
-            "time_out": TIME_OUT_MIN,
-            "tree_learner": "data",
-            "pre_partition": True,
-        }
-
-    def trees(
-        self,
-        task: Task,
-        train: ShardTable,
-        validation: ShardTable | None,
-        content: bytes | None,
-        more: Mapping[str, Any],
-    ) -> LightgbmTrees:
-        """Hold the rows as one matrix until lightgbm has made its bins of them."""
-        with _blaming_params():
-            return LightgbmTrees({**self.settings(task), **more}, task, train, validation, content)
-
-    def forest(self, content: bytes, *, raw: bool) -> LightgbmForest:
-        """Trees from text."""
-        return LightgbmForest(content, raw=raw)
 
 
 class LightgbmTrees:
@@ -168,7 +86,7 @@ class LightgbmTrees:
 
     def grow(self, number: int) -> None:
         """A round; see the module for the seeds."""
-        with _blaming_params():
+        with LIBRARY.reraising():
             if self._draws:
                 seeds = {name: (self._seed + 7919 * number + place) % 2**31 for place, name in enumerate(_SEEDS)}
                 self._booster.reset_parameter(seeds)
@@ -226,17 +144,76 @@ def _dataset(shard: ShardTable, params: dict[str, Any]) -> lightgbm.Dataset:
     return lightgbm.Dataset(matrix, labels, feature_name=shard.names, params=params)
 
 
-@contextmanager
-def _blaming_params() -> Iterator[None]:
-    """A refusal of lightgbm that every restart would meet again becomes an error a user can act on."""
-    try:
-        yield
-    except LightGBMError as error:
-        if any(word in str(error).lower() for word in _LOST):  # another rank is gone
-            raise
-        raise TrainingError(
-            f"lightgbm refuses: {str(error).strip()}", next_step="correct train.params and run the same command again"
-        ) from error
+class LightgbmLibrary(Library):
+    """See `penstock.training.frameworks.boosted.library.Library`."""
+
+    name = "lightgbm"
+    distribution = "lightgbm"
+    version = lightgbm.__version__
+    loader = "penstock.training.frameworks.lightgbm.library:load"
+    file = "model.txt"
+    for_few_rows: Mapping[str, Any] = MappingProxyType({"min_data_in_leaf": 1, "min_data_in_bin": 1})
+    trees_of = LightgbmTrees
+    forest = LightgbmForest
+    refusal = LightGBMError
+    lost = ("socket", "recv", "send", "connect", "linker", "network")
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Refuse what cannot go on from a checkpoint, what would give other bits each time, and names unknown to lightgbm."""
+        aliases = _ConfigAliases._get_all_param_aliases()
+        refuse_unused("lightgbm", params, {*aliases, *(alias for others in aliases.values() for alias in others)})
+        for name in _BOOSTING:
+            if params.get(name) in ("rf", "random_forest"):
+                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot go on from a checkpoint")
+        if params.get("deterministic") is False:
+            raise SpecError("train.params.deterministic is false: a continued training would end elsewhere; take it out")
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """The user's parameters, with what the pipeline decides where they leave it open."""
+        objective = choose_objective(task, _FITTING, task.params.get("objective"))
+        classes = task.schema.num_classes or 0
+        usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
+        if not task.params.get("force_col_wise"):
+            usual["force_row_wise"] = True  # else both are timed, and chance decides
+        more = {"num_class": classes} if classes > 2 else {}
+        metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
+        ours = {"metric": "None", "objective": "none"} if task.own else {"metric": metric, "objective": objective}
+        return {**usual, **more, **task.params, **ours}
+
+    def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
+        """Rows that are drawn, trees that are dropped."""
+        for name in _ROW_SHARES:
+            if float(params.get(name, 1)) < 1:
+                return f"lightgbm does not keep the state of {name}"
+        for name in (*_BOOSTING, "data_sample_strategy"):
+            if params.get(name) in ("dart", "goss"):
+                return f"lightgbm does not keep the state of {params[name]}"
+        return None
+
+    def most_leaves(self, params: Mapping[str, Any]) -> int:
+        """`num_leaves`."""
+        return int(params.get("num_leaves", 31))
+
+    @contextmanager
+    def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+        """Every rank names a free port; lightgbm connects them when the trees begin, until they are gone."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        everyone = group.everyones({"address": f"{host}:{port}"})
+        yield {
+            "machines": ",".join(rank["address"] for rank in everyone),
+            "num_machines": group.world_size,
+            "local_listen_port": port,
+            "time_out": TIME_OUT_MIN,
+            "tree_learner": "data",
+            "pre_partition": True,
+        }
 
 
 LIBRARY = LightgbmLibrary()
+
+
+def load(spec: ModelSpec, files: Storage) -> BoostedModel:
+    """Load the trees; `files` are a checkpoint's, or those of a registered model."""
+    return load_boosted(LIBRARY, spec, files)

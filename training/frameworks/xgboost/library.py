@@ -20,11 +20,14 @@ import xgboost
 from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 
-from penstock.errors import SpecError, TrainingError
-from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective, refuse_unused
+from penstock.errors import SpecError
+from penstock.storage import Storage
+from penstock.training.frameworks.boosted.library import Floats, Library, ShardTable, Task, choose_objective, refuse_unused
+from penstock.training.frameworks.boosted.model import BoostedModel, load_boosted
+from penstock.training.model import ModelSpec
 from penstock.training.ranks import Group
 
-__all__ = ["LIBRARY", "XgboostLibrary"]
+__all__ = ["LIBRARY", "XgboostLibrary", "load"]
 
 _FITTING = {
     "binary": ("binary:logistic",),
@@ -60,71 +63,6 @@ def _distribution() -> str:
     return "xgboost"
 
 
-class XgboostLibrary:
-    """See `penstock.training.frameworks.boosted.library.Library`."""
-
-    name = "xgboost"
-    distribution = _distribution()
-    version = xgboost.__version__
-    loader = "penstock.training.frameworks.xgboost.loading:load"
-    file = "model.ubj"
-    for_few_rows: Mapping[str, Any] = MappingProxyType({"base_score": 0.5})
-
-    def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse what has no place beside rows that are read as quantiles."""
-        for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
-            if name in params and params[name] not in known:
-                raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
-
-    def settings(self, task: Task) -> dict[str, Any]:
-        """The user's parameters, with what the pipeline decides where they leave it open."""
-        objective = choose_objective(task, _FITTING, task.params.get("objective"))
-        classes = task.schema.num_classes or 0
-        more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
-        if task.own is not None:  # raw scores begin at zero
-            more["base_score"] = 0.5 if classes == 2 else 0.0
-        usual = {"seed": task.seed, "seed_per_iteration": True, "nthread": task.threads, "tree_method": "hist"}
-        return {**usual, **more, **task.params, "objective": objective}
-
-    def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
-        """Nothing: see the module."""
-        return None
-
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """By depth, or by `max_leaves`."""
-        return int(params.get("max_leaves") or 2 ** min(int(params.get("max_depth") or 6), 20))
-
-    @contextmanager
-    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
-        """Rank 0 starts xgboost's tracker; all meet there."""
-        if group.world_size == 1:
-            yield {}
-            return
-        address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
-        # The task's id puts the ranks into the same order.
-        with (
-            xgboost.config_context(verbosity=0),
-            CommunicatorContext(dmlc_communicator="rabit", dmlc_task_id=f"{group.rank:08d}", **address),
-        ):
-            yield {}
-
-    def trees(
-        self,
-        task: Task,
-        train: ShardTable,
-        validation: ShardTable | None,
-        content: bytes | None,
-        more: Mapping[str, Any],
-    ) -> XgboostTrees:
-        """Read the rows as quantiles, without a copy of all of them. Raises SpecError where a parameter is not used."""
-        with _blaming_params():
-            return XgboostTrees({**self.settings(task), **more}, task, train, validation, content)
-
-    def forest(self, content: bytes, *, raw: bool) -> XgboostForest:
-        """Trees from UBJSON."""
-        return XgboostForest(content, raw=raw)
-
-
 class XgboostTrees:
     """See `penstock.training.frameworks.boosted.library.Trees`."""
 
@@ -152,7 +90,7 @@ class XgboostTrees:
                 self._booster.save_config()  # which lets it notice
                 self._booster.set_param("updater", _UPDATERS[1])
         train = self._rows["train"]
-        with _blaming_params():
+        with LIBRARY.reraising():
             if self._own is None or self._labels is None:
                 self._booster.update(train, number)
             else:
@@ -232,23 +170,60 @@ def _start_tracker(ranks: int, host: str) -> dict[str, Any]:
     return dict(tracker.worker_args())
 
 
-@contextmanager
-def _blaming_params() -> Iterator[None]:
-    """A refusal of xgboost that every restart would meet again becomes an error a user can act on."""
-    try:
-        yield
-    except ValueError as error:
-        if "rabit" in str(error).lower() or "collective" in str(error).lower():  # another rank is gone
-            raise
-        raise TrainingError(
-            f"xgboost refuses: {_first_line(error)}", next_step="correct train.params and run the same command again"
-        ) from error
+class XgboostLibrary(Library):
+    """See `penstock.training.frameworks.boosted.library.Library`."""
 
+    name = "xgboost"
+    distribution = _distribution()
+    version = xgboost.__version__
+    loader = "penstock.training.frameworks.xgboost.library:load"
+    file = "model.ubj"
+    for_few_rows: Mapping[str, Any] = MappingProxyType({"base_score": 0.5})
+    trees_of = XgboostTrees
+    forest = XgboostForest
+    refusal = ValueError
+    lost = ("rabit", "collective")
 
-def _first_line(error: Exception) -> str:
-    """Without xgboost's clock, source file and stack."""
-    text = str(error).splitlines()[0]
-    return text.partition(": ")[2] or text
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Refuse what has no place beside rows that are read as quantiles."""
+        for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
+            if name in params and params[name] not in known:
+                raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """The user's parameters, with what the pipeline decides where they leave it open."""
+        objective = choose_objective(task, _FITTING, task.params.get("objective"))
+        classes = task.schema.num_classes or 0
+        more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
+        if task.own is not None:  # raw scores begin at zero
+            more["base_score"] = 0.5 if classes == 2 else 0.0
+        usual = {"seed": task.seed, "seed_per_iteration": True, "nthread": task.threads, "tree_method": "hist"}
+        return {**usual, **more, **task.params, "objective": objective}
+
+    def most_leaves(self, params: Mapping[str, Any]) -> int:
+        """By depth, or by `max_leaves`."""
+        return int(params.get("max_leaves") or 2 ** min(int(params.get("max_depth") or 6), 20))
+
+    def reason(self, error: Exception) -> str:
+        """The first line, without xgboost's clock, source file and stack."""
+        text = str(error).splitlines()[0]
+        return text.partition(": ")[2] or text
+
+    @contextmanager
+    def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+        """Rank 0 starts xgboost's tracker; all meet there."""
+        address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
+        # The task's id puts the ranks into the same order.
+        with (
+            xgboost.config_context(verbosity=0),
+            CommunicatorContext(dmlc_communicator="rabit", dmlc_task_id=f"{group.rank:08d}", **address),
+        ):
+            yield {}
 
 
 LIBRARY = XgboostLibrary()
+
+
+def load(spec: ModelSpec, files: Storage) -> BoostedModel:
+    """Load the trees; `files` are a checkpoint's, or those of a registered model."""
+    return load_boosted(LIBRARY, spec, files)
