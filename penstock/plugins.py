@@ -6,6 +6,9 @@ installed package adds is found by its entry points, and imported when it is use
     [project.entry-points."penstock.formats"]
     fastq = "our_formats.fastq:FastqFormat"
 
+A plug-in of penstock's own is a folder that may be deleted (CONTRIBUTING, "Core and border"): the core names what is in it as
+`module:attribute` and never imports it. A name whose module is not there is not there either.
+
 Imports nothing heavy, so that reading a pipeline file stays fast.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import importlib.util
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -22,9 +26,44 @@ from typing import Any, Generic, TypeVar
 from penstock.errors import PreflightError, SpecError
 from penstock.messages import said_of
 
-__all__ = ["Plugins"]
+__all__ = ["Plugins", "is_there", "needed", "optional"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+def is_there(place: str) -> bool:
+    """Whether the module of `module:attribute` is part of this installation. Imports only the packages that it lies in."""
+    try:
+        return importlib.util.find_spec(place.partition(":")[0]) is not None
+    except ModuleNotFoundError:  # the folder around it was deleted, too
+        return False
+
+
+def optional(place: str) -> Any | None:
+    """Return what lies at `module:attribute` of a plug-in, imported now; None if the plug-in was deleted."""
+    return _attribute(place) if is_there(place) else None
+
+
+def needed(place: str, what: str) -> Any:
+    """Return what lies at `module:attribute` of a plug-in, imported now.
+
+    Args:
+        what: what needs it, in words, for the message.
+
+    Raises:
+        PreflightError: the plug-in was deleted.
+    """
+    if not is_there(place):
+        raise PreflightError(
+            f"{what} needs {place.partition(':')[0]}, a plug-in that this installation of penstock lacks on {platform.node()}",
+            next_step="install penstock with all its plug-ins",
+        )
+    return _attribute(place)
+
+
+def _attribute(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class Plugins(Generic[T_co]):
@@ -33,13 +72,14 @@ class Plugins(Generic[T_co]):
     Args:
         what: one of them in words, for messages: `format`.
         group: the entry-point group that adds more: `penstock.formats`.
-        own: name to `module:attribute`, of those that penstock brings. Their names cannot be taken by others.
+        own: name to `module:attribute`, of those that penstock brings. Their names cannot be taken by others. One whose module
+            was deleted with its plug-in is left out.
         needs: attributes that one must have.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[str, str], needs: Sequence[str] = ()) -> None:
         self.what, self.group, self._needs = what, group, needs
-        self._own = dict(own)
+        self._places = dict(own)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,6 +138,10 @@ class Plugins(Generic[T_co]):
         return self._own[name] if name in self._own else self._added[name].value
 
     @functools.cached_property
+    def _own(self) -> dict[str, str]:
+        return {name: place for name, place in self._places.items() if is_there(place)}
+
+    @functools.cached_property
     def _added(self) -> dict[str, EntryPoint]:
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
@@ -114,9 +158,8 @@ class Plugins(Generic[T_co]):
     @functools.cache  # noqa: B019 - one object per kind, which lives as long as the process
     def _load(self, name: str) -> Any:
         if name in self._own:
-            module, _, attribute = self._own[name].partition(":")
             try:
-                return getattr(importlib.import_module(module), attribute)
+                return _attribute(self._own[name])
             except ModuleNotFoundError as error:
                 raise PreflightError(
                     f"the {self.what} {name!r} needs {error.name}, which is not installed on {platform.node()}",

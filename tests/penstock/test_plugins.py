@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PreflightError, SpecError
-from penstock.plugins import Plugins
+from penstock.plugins import Plugins, needed, optional
 from tests.plugin_package import install_package
 
 OWN = {"counter": "collections:Counter", "deque": "collections:deque"}
@@ -33,6 +33,23 @@ def test_an_own_thing_is_imported_by_name() -> None:
     assert found.get("counter") is Counter
     assert found.names == ("counter", "deque")
     assert found.origin("counter") is None
+
+
+def test_name_of_a_deleted_module_is_left_out() -> None:
+    places = OWN | {"gone": "penstock.no_such_folder.thing:Thing", "lost": "penstock.no_such_module:Thing"}
+    found: Plugins[type] = Plugins("thing", "penstock.test_things", places)
+    assert found.names == ("counter", "deque")
+    with pytest.raises(SpecError, match="no thing 'gone'; there are counter, deque"):
+        found.get("gone")
+
+
+def test_place_of_a_plug_in_is_imported_or_missed() -> None:
+    from collections import Counter
+
+    assert optional("collections:Counter") is needed("collections:Counter", "it") is Counter
+    assert optional("penstock.no_such_folder.thing:Thing") is None
+    with pytest.raises(PreflightError, match=r"run --folds needs penstock\.no_such_folder\.thing"):
+        needed("penstock.no_such_folder.thing:Thing", "run --folds")
 
 
 def test_an_installed_package_adds_one(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:

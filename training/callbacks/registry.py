@@ -15,9 +15,9 @@ CALLBACKS: Plugins[Any] = Plugins(
     "penstock.callbacks",
     {
         "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
-        "ema": f"{_HERE}.averages:MovingAverage",
-        "gradient_norms": f"{_HERE}.gradient_norms:GradientNorms",
-        "json_lines": f"{_HERE}.files:JsonLines",
-        "tensorboard": f"{_HERE}.files:TensorBoard",
+        "ema": f"{_HERE}.extra.averages:MovingAverage",
+        "gradient_norms": f"{_HERE}.extra.gradient_norms:GradientNorms",
+        "json_lines": f"{_HERE}.extra.files:JsonLines",
+        "tensorboard": f"{_HERE}.extra.files:TensorBoard",
     },
 )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.storage import Storage
 from penstock.training.callbacks.callback import load_callbacks
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import Checkpoint
-from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Notice
 from penstock.training.job import CallbackCode
@@ -56,11 +53,7 @@ def test_stop_of_one_rank_ends_all_at_that_step(tmp_path: Path) -> None:
 
 
 def test_early_stopping_ends_resumed_run_at_the_same_step(tmp_path: Path) -> None:
-    callbacks = [
-        {"early_stopping": {"metric": "val/accuracy", "mode": "max", "patience": 2}},
-        "gradient_norms",
-        {"ema": {"decay": 0.5}},
-    ]
+    callbacks = [{"early_stopping": {"metric": "val/accuracy", "mode": "max", "patience": 2}}]
     more: dict[str, Any] = {
         "callbacks": callbacks,
         "epochs": 40,
@@ -77,40 +70,6 @@ def test_early_stopping_ends_resumed_run_at_the_same_step(tmp_path: Path) -> Non
         parts = train_alone(make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **more))
     one, two = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
     assert parts.state == whole.state and one.weights_digest == two.weights_digest and one.metrics == two.metrics
-    norms = [
-        p.values["train/gradient_norm"] for p in read_journal(Storage(str(tmp_path / "parts")), 99) if "train/loss" in p.values
-    ]
-    assert len(norms) == whole.state.step and all(norm > 0 for norm in norms)
-
-
-def test_moving_average_is_saved_and_validated(tmp_path: Path) -> None:
-    train_alone(make_job(tmp_path, run="plain", max_steps=3))
-    train_alone(make_job(tmp_path, run="ema", max_steps=3, callbacks=[{"ema": {"decay": 0.9}}]))
-    train_alone(make_job(tmp_path, run="longer", callbacks=[{"ema": {"decay": 0.9}}]))
-    train_alone(make_job(tmp_path, run="ema", attempt=2, callbacks=[{"ema": {"decay": 0.9}}]))
-    plain, ema = weights_of(newest(tmp_path, "plain").storage), newest(tmp_path, "ema")
-    assert ema.manifest.weights_digest == newest(tmp_path, "longer").manifest.weights_digest
-    assert not torch.equal(plain["head.weight"], weights_of(ema.storage)["head.weight"])
-    losses = [p.values["train/loss"] for p in read_journal(Storage(str(tmp_path / "longer")), 14) if "train/loss" in p.values]
-    train_alone(make_job(tmp_path, run="plain", attempt=2))
-    plain_losses = [
-        p.values["train/loss"] for p in read_journal(Storage(str(tmp_path / "plain")), 14) if "train/loss" in p.values
-    ]
-    assert losses == plain_losses  # what is shown changes nothing of what is learned
-
-
-def test_files_hold_each_step_once_after_a_stop(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    more: dict[str, Any] = {"callbacks": ["json_lines", "tensorboard"], "checkpoint": {"every_steps": 4, "every_s": None}}
-    train_alone(make_job(tmp_path, max_steps=6, **more))
-    train_alone(make_job(tmp_path, attempt=2, **more))
-    folder = tmp_path / "run" / "callbacks"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 15))
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 15))
 
 
 @pytest.mark.parametrize(
