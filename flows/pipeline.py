@@ -85,7 +85,7 @@ def pipeline(request: RunRequest) -> State[Any]:
 
 
 def _announce_wait(reporter: Reporter, holder: LeaseHolder) -> None:
-    reporter.say(f"  waiting for {holder.process}, which begins or repairs a run of this pipeline, or deletes old data")
+    reporter.report(f"  waiting for {holder.process}, which begins or repairs a run of this pipeline, or deletes old data")
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class Reporter(Protocol):
     def progress(self, stage: str) -> Progress:
         """Return the progress callable of one stage."""
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line."""
 
     def warn(self, text: str) -> None:

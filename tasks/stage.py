@@ -134,7 +134,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
         because = [doubt]
     else:
         because = why_run(stage.name, key, ctx.before, ctx.now)
-    with passing_prints(lambda line: ctx.reporter.say(f"{stage.name}: {line}")):
+    with passing_prints(lambda line: ctx.reporter.report(f"{stage.name}: {line}")):
         output, outcome = stage.run(ctx)
     if outcome == "resumed":
         because = [f"it continued from the checkpoint of step {ctx.attempt.resumed_from_step or 0:,}", *because]

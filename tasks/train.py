@@ -95,12 +95,12 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         check_identity(committed[0].manifest, job.identity, committed[0].name)
     ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
-        ctx.reporter.say("train: this run has no checkpoint left; it starts at step 0 again")
+        ctx.reporter.report("train: this run has no checkpoint left; it starts at step 0 again")
 
     if not committed and (start := ctx.project.start_from) is not None:
         ctx.work_storage.write_bytes(START, start.read())
         if start.name != job.spec.start_from:
-            ctx.reporter.say(f"train: train.start_from is {start.name}")
+            ctx.reporter.report(f"train: train.start_from is {start.name}")
 
     handlers = _handlers(ctx, store)
 
@@ -138,7 +138,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
     """Subscribe the ledger, the tracker and the terminal to what training publishes. Points go to the tracker in one call."""
-    say, progress = ctx.reporter.say, ctx.reporter.progress("train")
+    say, progress = ctx.reporter.report, ctx.reporter.progress("train")
 
     def save_attempt(**changes: Any) -> None:
         ctx.attempt = ctx.attempt.model_copy(update=changes)

@@ -86,18 +86,18 @@ def predict(request: PredictRequest) -> State[Any]:
         try:
             output.claim(asked.input_digest, result["input"])
             if listing is None:
-                reporter.say(f"{model.uri}: reading {shorten(asked.data.train)}")
+                reporter.report(f"{model.uri}: reading {shorten(asked.data.train)}")
                 spread = None if ray_address() is None else partial(_spread, connect, storage)
                 listing = list_kept(asked.data, base_dir, storage.child(OWN), spread)
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
-            reporter.say(f"{model.uri}: {of_state}{_work_text(work, len(listing.files))}")
+            reporter.report(f"{model.uri}: {of_state}{_work_text(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])
             run = partial(_on_ray, connect, request, model, listing.files, storage)
             progress = reporter.progress("predict") if work.todo else silent
-            with passing_prints(lambda line: reporter.say(f"predict: {line}")):
+            with passing_prints(lambda line: reporter.report(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
             if asked.is_kept:
                 forget_others(listing.files, storage.child(OWN))
@@ -159,7 +159,7 @@ def _check_output(output: Output) -> None:
 
 def _connected(request: PredictRequest, reporter: Reporter, stopping: StopRequest, stack: contextlib.ExitStack) -> RayCluster:
     """Start Ray or join its cluster; `stack` ends what is started."""
-    reporter.say("  connecting to Ray")
+    reporter.report("  connecting to Ray")
     cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
     stopping.check()
     return cluster

@@ -86,7 +86,7 @@ def open_attempt(
     loaded, project = preflight.loaded, preflight.project
     ledger = Ledger(project.storage)
     keys = stage_keys(project, ledger.stage_output)
-    with passing_prints(lambda line: reporter.say(f"recipe: {line}")):
+    with passing_prints(lambda line: reporter.report(f"recipe: {line}")):
         check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     if before is None and current is not None:
@@ -102,7 +102,7 @@ def open_attempt(
         on_cluster=on_cluster,
         will_train=will_train,
         until=request.until,
-        say=reporter.say,
+        say=reporter.report,
     )
     for warning in needs:
         reporter.warn(warning)
@@ -196,7 +196,7 @@ def introduce(ctx: RunContext) -> None:
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", environment)
     _show_keys(ctx)
     link_to_tracker(ctx)
-    ctx.reporter.say(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
+    ctx.reporter.report(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
 
 
 def _show_keys(ctx: RunContext) -> None:
@@ -247,13 +247,13 @@ def _chosen_run(
         for warning in decision.warnings:
             reporter.warn(f"changed since the last attempt: {warning}")
         if current is not None and decision.run.run != current.run:
-            reporter.say(f"back to run {decision.run.run}, whose training has the same rows and settings")
+            reporter.report(f"back to run {decision.run.run}, whose training has the same rows and settings")
         # What is known of the training stays on record until the rows of this attempt are.
         known = {name: key if key.key else decision.run.keys.get(name, key) for name, key in keys.items()}
         going_on = {"spec": spec, "origins": loaded.origins, "keys": known, "status": "running", "sweep": None}
         return decision.run.model_copy(update=going_on)
     if current is not None:
-        reporter.say(f"a new run: {decision.reason}")
+        reporter.report(f"a new run: {decision.reason}")
     return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
 
 
@@ -379,7 +379,7 @@ class RayOnDemand:
 
     def _connected(self) -> RayCluster:
         if self.cluster is None:
-            self.reporter.say("  connecting to Ray")
+            self.reporter.report("  connecting to Ray")
             min_cpus = cpus_needed(self.loaded.spec)
             self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=min_cpus))
             # A signal while Ray starts ends up in Ray's hands.

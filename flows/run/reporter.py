@@ -61,22 +61,22 @@ class PlainReporter:
                 return
             self._last[stage] = now
             of = f" of {total:,.0f}" if total else ""
-            self.say(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
+            self.report(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
 
         return update
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line."""
         print(redact_text(text), file=self._stream, flush=True)
         _to_prefect(text)
 
     def warn(self, text: str) -> None:
         """Print a warning line."""
-        self.say(f"warning: {text}")
+        self.report(f"warning: {text}")
 
     def finished(self, outcome: StageOutcome) -> None:
         """Print how the stage ended."""
-        self.say(_sentence(outcome))
+        self.report(_sentence(outcome))
 
 
 class TerminalReporter:
@@ -117,7 +117,7 @@ class TerminalReporter:
 
         return update
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(redact_text(text), markup=False, soft_wrap=True)
         _to_prefect(text)

@@ -71,12 +71,12 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
 
     def announce(plan: CleanupPlan) -> None:
         if plan.deletions:
-            reporter.say(f"retention: frees {format_deletions(plan.deletions)}")
+            reporter.report(f"retention: frees {format_deletions(plan.deletions)}")
         if plan.rows_stay:
-            reporter.say(f"retention: prepared rows stay: {plan.rows_stay}")
+            reporter.report(f"retention: prepared rows stay: {plan.rows_stay}")
 
     def on_wait(holder: LeaseHolder) -> None:
-        reporter.say(f"retention: waiting for another cleaning of the storage: {holder.process}")
+        reporter.report(f"retention: waiting for another cleaning of the storage: {holder.process}")
 
     try:
         cleaning = Cleaning(
@@ -88,7 +88,7 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
         )
         done = cleaning.clean(announce, on_wait)
     except LeaseHeldError as error:
-        reporter.say(f"retention: nothing is freed now; the next run tries again: {error.message}")
+        reporter.report(f"retention: nothing is freed now; the next run tries again: {error.message}")
         return {"freed_bytes": 0}
     except (PenstockError, OSError) as error:
         reporter.warn(f"retention: nothing more is freed: {error}")

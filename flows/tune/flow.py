@@ -121,7 +121,7 @@ def _open_sweep(
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
     if record is None or run is None or request.fresh or record.identity != identity:
         if record is not None and not request.fresh:
-            reporter.say("a new sweep: the pipeline, its data or the space is not that of the last one")
+            reporter.report("a new sweep: the pipeline, its data or the space is not that of the last one")
         run = ledger.new_run(loaded.spec.name, spec)
         run = run.model_copy(update={"run": f"{run.run}-sweep"})
         save_sweep(project.storage, loaded.spec.name, SweepRecord(sweep=run.run, identity=identity))
@@ -130,7 +130,7 @@ def _open_sweep(
     on_cluster = ray_address() is not None
     preflight = Preflight(loaded)
     for warning in check_needs(
-        ledger, preflight, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.say
+        ledger, preflight, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.report
     ):
         reporter.warn(warning)
     tags = {"penstock.sweep": run.run}
@@ -186,7 +186,7 @@ def _keep_best(
     ctx.tracker.log_metrics({section.metric: best.value or 0.0}, 0)
     ctx.tracker.set_tags({"penstock.best": best.run or ""})
     summary = describe_trials(section.metric, trials, best)
-    ctx.reporter.say(f"{summary}; {file.name} holds its spec")
+    ctx.reporter.report(f"{summary}; {file.name} holds its spec")
     ray_stack.close()
     registered = _run_best(ctx, file, best)
     return {
@@ -213,7 +213,7 @@ def _concurrent(sweep: Sweep, need_ray: RayOnDemand) -> int:
         nodes, most = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},), None
     concurrent, lines = trials_at_once(spec, sweep.tune, nodes, most)
     for line in (*lines, f"{counted(sweep.tune.limit, 'trial')}, {concurrent} at once"):
-        sweep.ctx.reporter.say(f"{spec.name}: {line}")
+        sweep.ctx.reporter.report(f"{spec.name}: {line}")
     sweep.shared_lines.update(lines)
     return concurrent
 

@@ -53,7 +53,7 @@ def finish_folds(ctx: RunContext, trials: Sequence[Trial]) -> dict[str, Any]:
     means = {name: statistics.fmean(found) for name, found in values.items()}
     deviations = {f"{name}_std": statistics.stdev(found) for name, found in values.items()}
     for line in _table(names, trials, means, deviations):
-        ctx.reporter.say(line)
+        ctx.reporter.report(line)
     folds = [
         {
             "fold": trial.values["data.fold"],

@@ -100,7 +100,7 @@ class Sweep:
 
     def line(self, number: int, text: str) -> None:
         """Print a line about a trial."""
-        self.ctx.reporter.say(f"trial {number}{text}")
+        self.ctx.reporter.report(f"trial {number}{text}")
 
     def describe(self, trial: Trial) -> str:
         """Describe the result of a trial."""

@@ -50,7 +50,7 @@ class _TrialReporter:
     def progress(self, _stage: str) -> Progress:
         return lambda *_: None
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         of_training = f"{TRAIN.name}: "
         if text.startswith(of_training) and text.removeprefix(of_training) not in self.sweep.shared_lines:
             self.sweep.line(self.number, f": {text}")

@@ -84,7 +84,7 @@ def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> 
         ctx.ledger.note_alias(ctx.run, new.name, alias)
         registry.give_alias(uri, new.name, alias, new.version)
     ctx.tracker.set_tags({"penstock.promotion": sentence})
-    ctx.reporter.say(sentence)
+    ctx.reporter.report(sentence)
     return found
 
 

@@ -119,7 +119,7 @@ def test_a_sweep_whose_trials_are_under_way(file: Path, monkeypatch: pytest.Monk
         storage=Storage(str(file.parent / "state")),
         run=SimpleNamespace(run="sweep"),
         stopping=stopping,
-        reporter=SimpleNamespace(say=print),
+        reporter=SimpleNamespace(report=print),
     )
     assert loaded.spec.tune is not None
     with pytest.raises(LeaseHeldError) as ended:

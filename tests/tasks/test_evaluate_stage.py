@@ -33,7 +33,7 @@ def test_on_a_cluster_the_command_s_machine_measures_nothing(monkeypatch: pytest
         manifest=SimpleNamespace(rows={"test": 4}),
         work_storage=None,
         on_cluster=True,
-        reporter=SimpleNamespace(say=said.append),
+        reporter=SimpleNamespace(report=said.append),
         need_ray=lambda: connected.append(True),
     )
     with pytest.raises(Asked) as asked:

@@ -63,7 +63,7 @@ with prefect_api(folder / "state"):
         outcomes={},
         before=None,
         now=None,
-        reporter=SimpleNamespace(finished=lambda outcome: None, say=told.append),
+        reporter=SimpleNamespace(finished=lambda outcome: None, report=told.append),
         tracker=SimpleNamespace(url=None, local_url=None, run_id="m"),
         state_dir=folder,
         warn=told.append,

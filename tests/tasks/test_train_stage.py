@@ -56,7 +56,7 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
         run=SimpleNamespace(run="run", sweep=None),
         ledger=SimpleNamespace(has_trained=lambda run: False),
         tracker=SimpleNamespace(checkpoints=lambda committed: None),
-        reporter=SimpleNamespace(progress=lambda stage: silent, say=said.append),
+        reporter=SimpleNamespace(progress=lambda stage: silent, report=said.append),
         said=said,
         stopping=SimpleNamespace(stop=stop, signum=15, graceful=False),
         need_ray=lambda: True,

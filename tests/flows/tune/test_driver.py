@@ -40,7 +40,7 @@ def test_no_trial_begins_after_time_s(
     monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0]))
     spec = TuneSpec.model_validate({"space": {"train.learning_rate": {"range": [0.0, 1.0]}}, "trials": 6, "time_s": time_s})
     storage = Storage(str(tmp_path))
-    reporter = SimpleNamespace(say=lambda _line: None)
+    reporter = SimpleNamespace(report=lambda _line: None)
     ctx: Any = SimpleNamespace(storage=storage, run=SimpleNamespace(run="sweep"), stopping=StopRequest(), reporter=reporter)
     driver.perform_trials(Sweep(cast("Any", None), spec, ctx), 2)
     assert [trial.state for trial in load_trials(storage, "sweep")] == ["done"] * trials

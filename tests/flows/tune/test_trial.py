@@ -113,8 +113,8 @@ def test_lines_of_a_trial_carry_its_number() -> None:
     told: list[str] = []
     sweep: Any = SimpleNamespace(shared_lines={"on CPUs"}, line=lambda number, text: told.append(f"trial {number}{text}"))
     reporter = _TrialReporter(sweep, 3)
-    reporter.say("train: rank 1: hello")
-    reporter.say("train: on CPUs")
-    reporter.say("drill: run r, attempt 1")
+    reporter.report("train: rank 1: hello")
+    reporter.report("train: on CPUs")
+    reporter.report("drill: run r, attempt 1")
     reporter.warn("train: a worker was lost")
     assert told == ["trial 3: train: rank 1: hello", "trial 3: train: a worker was lost"]

@@ -153,10 +153,10 @@ def test_above_the_bar_of_a_terminal_a_line_of_user_code_stands_once(monkeypatch
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     reporter = TerminalReporter()
-    with passing_prints(lambda line: reporter.say(f"train: {line}")):
+    with passing_prints(lambda line: reporter.report(f"train: {line}")):
         reporter.progress("train")(1, 2, "steps")
         print("hello")
-        reporter.say("train: continues")
+        reporter.report("train: continues")
         reporter._stop()
     assert screen.getvalue().count("train: hello") == 1
     assert screen.getvalue().count("train: continues") == 1 and "train: train:" not in screen.getvalue()

@@ -281,7 +281,7 @@ class House:
             ledger=Ledger(Storage(str(self.folder / "state"))),
             run=Run(run="r", pipeline="house", created="", spec={}),
             tracker=SimpleNamespace(set_tags=lambda _tags: None),
-            reporter=SimpleNamespace(say=lambda _line: None),
+            reporter=SimpleNamespace(report=lambda _line: None),
         )
         return promote(cast("RunContext", context), self.uri, new, weights or f"weights of {new.version}")
 
