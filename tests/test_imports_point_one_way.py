@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/run": ("flows/history", "flows/spec_file.py", "flows/servers", "flows/preflight"),
     "flows/pipeline.py": ("flows/spec_file.py", "flows/servers", "flows/run"),
     "flows/tune": ("flows/spec_file.py", "flows/servers", "flows/preflight", "flows/run", "flows/pipeline.py"),
-    "flows/predict": ("flows/spec_file.py", "flows/servers", "flows/run"),
+    "flows/predict": ("flows/spec_file.py", "flows/servers", "flows/preflight", "flows/run"),
     "flows/verbs": (
         *("flows/history", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/tune"),
         *("flows/predict", "flows/preflight"),

@@ -19,8 +19,8 @@ from prefect.states import Cancelled, Completed
 
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.predict.request import PredictRequest
+from penstock.flows.preflight.nodes import refuse_unfit_nodes
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
-from penstock.flows.run.cluster import refuse_unfit_nodes
 from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter

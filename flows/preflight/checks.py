@@ -10,12 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.preflight.cpus import gpus_refused, held_by_workers
+from penstock.flows.preflight.cpus import gpus_refused, held_by_workers, workers_refused
+from penstock.flows.preflight.nodes import installed_versions, refuse_unfit_nodes
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.files.listing import SourceFile
@@ -33,8 +35,12 @@ from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stages import BEFORE_TRAINING
 
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
 __all__ = [
     "Preflight",
+    "check_cluster",
     "check_machine",
     "check_named",
     "check_recipe",
@@ -293,6 +299,33 @@ def check_machine(spec: PipelineSpec) -> None:
     refusal = gpus_refused(spec, torch.cuda.device_count())
     if refusal is not None:
         raise refusal
+
+
+def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool) -> None:
+    """Compare the workers with the cluster this process is connected to; check the nodes of one that it has joined.
+
+    Args:
+        reads_sources: tasks will read source files, so that the nodes must see them.
+
+    Raises:
+        PreflightError: it has too few CPUs or GPUs, or nodes cannot do their part.
+    """
+    refusal = workers_refused(project.spec, cluster.nodes, cluster.most)
+    if refusal is not None:
+        raise refusal
+    if cluster.embedded:
+        return
+    by_location: dict[str, list[SourceFile]] = {}
+    for file in project.files if reads_sources else ():
+        by_location.setdefault(file.location, []).append(file)
+    # A node that sees the first and the last file of a location has the folder.
+    files = [file for found in by_location.values() for file in (found[0], *found[1:][-1:])]
+    # The stage keys name the versions on this machine, and the nodes do the work. A module without an installed distribution
+    # travels with the user's code, as penstock does.
+    used = {name for code in project.codes for name in code.versions}
+    used |= {*project.framework.libraries, *format_of(project.spec.data).libraries}
+    versions = installed_versions(sorted(used - {"penstock"}))
+    refuse_unfit_nodes(cluster, project.storage, {name: found for name, found in versions.items() if found != "absent"}, files)
 
 
 def check_recipe(project: Project) -> None:

@@ -12,10 +12,10 @@ import yaml
 from prefect.runtime import flow_run
 
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
-from penstock.flows.preflight.checks import Preflight, check_recipe, check_room
+from penstock.flows.preflight.checks import Preflight, check_cluster, check_recipe, check_room
 from penstock.flows.preflight.cpus import cpus_needed
+from penstock.flows.preflight.nodes import refuse_unfit_nodes
 from penstock.flows.preflight.try_batch import try_one_batch
-from penstock.flows.run.cluster import check_cluster, refuse_unfit_nodes
 from penstock.flows.run.decisions import (
     Continue,
     Refuse,

@@ -8,12 +8,12 @@ from typing import Any
 
 from penstock.flows.preflight.checks import (
     Preflight,
+    check_cluster,
     check_named,
     check_recipe,
     check_room,
 )
 from penstock.flows.preflight.try_batch import try_one_batch
-from penstock.flows.run.cluster import check_cluster
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec

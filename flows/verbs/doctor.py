@@ -26,7 +26,7 @@ from rich.console import Console
 
 from penstock.config import Section
 from penstock.errors import PenstockError, PreflightError, ServiceError
-from penstock.flows.servers.nodes import ANSWER_S, ask_nodes, installed_versions
+from penstock.flows.preflight import nodes
 from penstock.flows.servers.probes import (
     Trouble,
     basic_login,
@@ -126,7 +126,7 @@ def diagnose(storage_uri: str | None, environ: Mapping[str, str] | None = None) 
     blocked = any(finding.status == "fail" and finding.name.startswith(("RAY_", "storage ")) for finding in findings)
     if ray_address(settings) is not None and not blocked:
         # By themselves: Ray changes the folder of the whole process while it connects.
-        findings += run_checks([("Ray nodes", lambda: check_nodes(storage, settings))], DEADLINE_S + ANSWER_S)
+        findings += run_checks([("Ray nodes", lambda: check_nodes(storage, settings))], DEADLINE_S + nodes.TIMEOUT_S)
     return findings
 
 
@@ -294,11 +294,11 @@ def check_nodes(storage: Storage | None, environ: Mapping[str, str]) -> list[Fin
     assert address is not None
     try:
         with join_ray(address) as cluster:
-            troubles = ask_nodes(storage, installed_versions())
+            problems = nodes.check_nodes(storage, nodes.installed_versions())
     except PenstockError as error:
         return [fail(name, error.message, error.next_step)]
     seen = "have the same libraries" if storage is None else f"have the same libraries and reach {storage.root}"
-    return [fail(f"Ray node {node}", what, fix) for node, what, fix in troubles] or [
+    return [fail(f"Ray node {problem.names}", problem.what, problem.fix) for problem in problems] or [
         ok(name, f"all that give CPUs ({cluster.num_cpus:g} together) {seen}")
     ]
 

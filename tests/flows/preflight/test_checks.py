@@ -12,19 +12,19 @@ import pytest
 
 from penstock.errors import PreflightError, SpecError
 from penstock.flows.pipeline import pipeline
+from penstock.flows.preflight import nodes
 from penstock.flows.preflight.checks import (
     FREE_AFTER_BYTES,
     Preflight,
+    check_cluster,
     check_machine,
     check_resources,
     check_room,
     check_storage,
 )
 from penstock.flows.preflight.cpus import cpus_needed, workers_refused
-from penstock.flows.run import cluster
-from penstock.flows.run.cluster import check_cluster
+from penstock.flows.preflight.nodes import NodeNeeds, NodeProblem, check_node
 from penstock.flows.run.request import RunRequest
-from penstock.flows.servers.nodes import NodeNeeds, NodeTrouble, what_is_missing
 from penstock.flows.servers.ray_local import RayCluster
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.files.listing import SourceFile
@@ -57,17 +57,17 @@ def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_cluster_check_compares_versions_in_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_another_node(_storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]) -> list[NodeTrouble]:
+    def on_another_node(_storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]) -> list[NodeProblem]:
         there = NodeNeeds(None, "", b"", versions=dict.fromkeys(versions, "0"))
-        return [NodeTrouble("node2", what, fix) for what, fix in what_is_missing(there)]
+        return [NodeProblem(["node2"], what, fix) for what, fix in check_node(there)]
 
-    monkeypatch.setattr(cluster, "ask_nodes", on_another_node)
+    monkeypatch.setattr(nodes, "check_nodes", on_another_node)
     made = project(tmp_path, "train.framework=lightgbm", "train.recipe=null", "data.format=avro")
     transforms = made.base_dir / "transforms.py"
     transforms.write_text("import sklearn\n" + transforms.read_text() + "\n\nscale.made_with = sklearn.__version__\n")
-    nodes = RayCluster("head:6379", embedded=False, nodes=({"CPU": 4.0},), most=None)
+    cluster = RayCluster("head:6379", embedded=False, nodes=({"CPU": 4.0},), most=None)
     with pytest.raises(PreflightError, match="1 node of the Ray cluster head:6379 cannot take part") as refused:
-        check_cluster(made, nodes, reads_sources=False)
+        check_cluster(made, cluster, reads_sources=False)
     named = {problem.split()[2] for problem in refused.value.problems}
     assert {"lightgbm", "fastavro", "scikit-learn"} <= named, "of the framework, of the format, and of the user's code"
 

@@ -16,7 +16,7 @@ import yaml
 from pyarrow import fs as arrow_fs
 
 from penstock.errors import PenstockError, PreflightError, ServiceError, SpecError
-from penstock.flows.servers.nodes import NodeNeeds, what_is_missing
+from penstock.flows.preflight.nodes import NodeNeeds, check_node
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.files.listing import list_location
 from penstock.ingest.files.opening import _arrow_filesystem
@@ -62,7 +62,7 @@ def test_data_are_read_from_one_store_and_kept_in_another(
     assert storage.read_bytes("a") == b"kept" and Storage(bucket).tree() == {"rows/a.parquet": len(as_parquet())}
     # A node with the variables can do its part; one without gets an error that names them, and their values are nowhere.
     needs = NodeNeeds(None, "", b"", [(file, len(as_parquet()))])
-    assert what_is_missing(needs) == []
+    assert check_node(needs) == []
     assert settings["env_prefix"] in os.environ["PENSTOCK_STORES"]
     assert os.environ["ROWS_SECRET_ACCESS_KEY"] not in os.environ["PENSTOCK_STORES"]
     monkeypatch.setenv("ROWS_SECRET_ACCESS_KEY", "wrong-secret")
@@ -72,7 +72,7 @@ def test_data_are_read_from_one_store_and_kept_in_another(
     monkeypatch.delenv("ROWS_SECRET_ACCESS_KEY")
     with pytest.raises(PreflightError, match="ROWS_SECRET_ACCESS_KEY is not set on"):
         list_location("parquet", (".parquet",), tmp_path, f"{bucket}/rows/")
-    ((what, _),) = what_is_missing(needs)
+    ((what, _),) = check_node(needs)
     assert "ROWS_SECRET_ACCESS_KEY is not set on" in what
 
 
