@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import logging
 import os
 import posixpath
@@ -30,7 +29,7 @@ from penstock.redact import first_line
 from penstock.training.tracking.mlflow_store import artifacts_beside, database_of, relocate_artifacts
 from penstock.training.tracking.sender import Trouble
 
-__all__ = ["connect", "fit_key", "fit_value", "judge", "load_sqlite", "open_client", "patiently"]
+__all__ = ["connect", "fit_key", "fit_value", "judge", "open_client", "patiently"]
 
 
 T = TypeVar("T")
@@ -66,11 +65,6 @@ def open_client(tracking_uri: str) -> MlflowClient:
             f"MLFLOW_TRACKING_URI={tracking_uri} is not of a kind that MLflow supports",
             next_step="correct it: http://HOST:PORT, or sqlite:////PATH/mlflow.db",
         ) from error
-
-
-def load_sqlite() -> None:
-    """Load what the first client of a SQLite store loads: half a second, which may pass while something else is waited for."""
-    importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowClient, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import importlib
 import io
 import json
 import os
@@ -29,8 +30,8 @@ from penstock.training.events import Point
 from penstock.training.tracking import mlflow_backend
 from penstock.training.tracking.mlflow_backend import fit_key, fit_value
 from penstock.training.tracking.mlflow_store import TRAINING_VIEW, VIEW_TAG, database_of, mlflow_uri, page_port
-from penstock.training.tracking.queued_tracker import OpenRun, QueuedTracker
 from penstock.training.tracking.sender import Operation, Trouble
+from penstock.training.tracking.tracker import OpenRun, Tracker
 
 __all__ = ["MlflowTracker", "short_digest"]
 
@@ -50,7 +51,6 @@ _OWN_TAGS = {
 _PER_REQUEST = 100
 """Parameters or tags in one request: MLflow's limit."""
 
-
 _CHECKPOINTS_FILE = "checkpoints.csv"
 """Artifact that lists the checkpoints of a run that are there."""
 
@@ -69,14 +69,16 @@ class _MlflowRun(OpenRun):
     experiment_id: str
 
 
-class MlflowTracker(QueuedTracker[_MlflowRun]):
+class MlflowTracker(Tracker):
     """The driver's way to one MLflow run, at a server or in a database file beside which the artifacts lie."""
+
+    run: _MlflowRun
 
     @classmethod
     def load(cls) -> None:
-        """Load SQLite's store, where no server is named."""
+        """Import SQLite's store, half a second, unless a server is named."""
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow_backend.load_sqlite()
+            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
     @classmethod
     def default_uri(cls, state_dir: Path) -> str:
@@ -85,7 +87,7 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
 
     @classmethod
     def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> _MlflowRun:
-        """See `QueuedTracker.begin`."""
+        """See `Tracker.begin`."""
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
         name = run_name.removeprefix(f"{experiment}-")
         run = mlflow_backend.patiently(
@@ -97,7 +99,7 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:
-        """See `QueuedTracker.find`."""
+        """See `Tracker.find`."""
         client = mlflow_backend.open_client(tracking_uri)
         run = client.get_run(run_id)
         return _open_run(client, run, str(run.info.status))

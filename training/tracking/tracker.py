@@ -1,41 +1,124 @@
-"""What do the stages and the flow require of a tracker, the service that shows a run's metrics, checkpoints and documents?
+"""How does a run reach a tracking service: its metrics, checkpoints and documents? One object for all attempts of a run.
 
-A tracker is a class of its own for each service; an object of it is the driver's way to one run, the same over all attempts of
-a penstock run. Tracking trouble never stops training: no method but `open` may fail because of the service, and only `drain`
-and `close` wait for it. `penstock.training.tracking.queued_tracker` brings all of that for a service that can be sent records.
+A service brings a subclass of `Tracker` and a `Transport` (training/tracking/sender.py). Points and operations go through one
+queue. The operations are `tags` (tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name,
+digest, uri, schema, context, profile), `checkpoint` (name, step, epoch, uri, metrics), `checkpoints` (present: a list of
+those), `status` (status).
+
+No method but `open` fails because of the service, and only `drain` and `close` wait for it, so tracking trouble never reaches
+training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
+far are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import base64
+import io
+import json
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
+from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
+from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
 
-__all__ = ["RunStatus", "Tracker"]
+__all__ = ["OpenRun", "RunStatus", "Tracker"]
+
+
+_log = logging.getLogger("penstock.tracking")
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """Status of a run without a process; with one it is RUNNING."""
 
 
-class Tracker(Protocol):
-    """The driver's way to one tracked run. Thread-safe. Make it with `open`, end it with `close`."""
+@dataclass(frozen=True)
+class OpenRun:
+    """A run at a service.
+
+    Attributes:
+        transport: performs the operations of the queue on this run.
+        last_step: highest step per metric that the service has.
+        status: RUNNING, or what `close` set.
+    """
+
+    run_id: str
+    transport: Transport
+    last_step: Mapping[str, int]
+    status: str
+
+
+class Tracker(ABC):
+    """The driver's way to one tracked run. Thread-safe. Make it with `open`, end it with `close`.
+
+    A subclass brings `default_uri`, `begin` and `find`.
+    """
+
+    def __init__(self, run: OpenRun, tracking_uri: str, sender: Sender, attempt: int) -> None:
+        self.run = run
+        self.tracking_uri = tracking_uri
+        self.run_id = run.run_id
+        self.attempt = attempt
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._last_step = dict(run.last_step)
+        self._closed = False
 
     @classmethod
-    def load(cls) -> None:
-        """Import what the first `open` needs. Called in a thread while other things start."""
-        ...
-
-    @classmethod
+    @abstractmethod
     def default_uri(cls, state_dir: Path) -> str:
         """Where the service is: from the environment, or else below `state_dir`, the pipeline's own folder on this machine."""
-        ...
+
+    @classmethod
+    @abstractmethod
+    def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
+        """Create the run, or reopen it, with status RUNNING.
+
+        Args:
+            run_id: of the earlier attempts; a new run is made if it is gone.
+            begun: an earlier attempt may have made the run and been killed before its id was recorded: search for `run_name`.
+
+        Raises:
+            ServiceError: the service does not answer or refuses.
+        """
+
+    @classmethod
+    @abstractmethod
+    def find(cls, tracking_uri: str, run_id: str) -> OpenRun:
+        """Find the run as it is. It may raise any exception."""
+
+    @classmethod  # noqa: B027, a tracker may need none
+    def load(cls) -> None:
+        """Import what the first `open` needs. Called in a thread while other things start."""
+
+    @property
+    def url(self) -> str | None:
+        """The run's page on a server; None without one."""
+        return None
+
+    @property
+    def local_url(self) -> str | None:
+        """The run's page while `penstock ui` is open, if the store is a file of this machine."""
+        return None
+
+    @property
+    def list_url(self) -> str | None:
+        """The page on the server that lists the runs of the experiment; None without one."""
+        return None
+
+    def fit_key(self, key: str) -> str:
+        """The name of a metric as the service takes it."""
+        return key
 
     @classmethod
     def open(
@@ -53,11 +136,10 @@ class Tracker(Protocol):
         """Create the run, or reopen `run_id`, with status RUNNING.
 
         Args:
-            tracking_uri: the service, as `default_uri` says.
+            tracking_uri: the service, as of `default_uri`.
             experiment: name of the pipeline.
             run_name: penstock's id of the run; unique.
             run_id: that of an earlier attempt; a new run is made if it is gone.
-            tags: set on the run.
             params: the resolved spec, nested.
             attempt: 1 for the first try of this run.
             outbox: where unsent records may wait for the next attempt or for `repair`.
@@ -65,7 +147,17 @@ class Tracker(Protocol):
         Raises:
             ServiceError: the service does not answer or refuses.
         """
-        ...
+        run = cls.begin(tracking_uri, experiment, run_name, run_id, begun=attempt > 1)
+        sender = Sender(run.transport, outbox)
+        tracker = cls(run, tracking_uri, sender, attempt)
+        left = Outbox.load(outbox)
+        valid = tuple(operation for operation in left.operations if operation.kind != "status")  # the run goes on
+        tracker.points(sender.recover(left.model_copy(update={"operations": valid})))
+        sender.start()
+        tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
+        if params:
+            tracker._put("params", params=dict(_flatten(redact(params))), attempt=attempt)
+        return tracker
 
     @classmethod
     def repair(
@@ -77,111 +169,175 @@ class Tracker(Protocol):
         tags: Mapping[str, str] | None = None,
         points: Iterable[Point] = (),
         outbox: Storage | None = None,
+        drain_s: float = 10.0,
     ) -> str:
-        """Finish what a killed driver left: deliver its outbox and journal, and replace the status RUNNING by `status`.
+        """Deliver the outbox and journal of a killed driver, and replace the status RUNNING by the outbox's, else by `status`.
 
         The caller has made sure that no living process owns the run. Returns the status that the service has afterwards;
         `UNKNOWN` if it does not answer or lacks the run. Raises nothing.
         """
-        ...
+        try:
+            run = cls.find(tracking_uri, run_id)
+            sender = Sender(run.transport, outbox)
+            tracker = cls(run, tracking_uri, sender, attempt=0)
+            left = Outbox.load(outbox)
+            tracker.points(sender.recover(left))
+            tracker.points(points)
+            sender.start()
+            if run.status == "RUNNING" and all(operation.kind != "status" for operation in left.operations):
+                tracker._put("status", status=status)
+            if tags:
+                tracker.set_tags(tags)
+            sender.drain(drain_s)
+            sender.stop()
+            return cls.find(tracking_uri, run_id).status
+        except Exception as error:  # `penstock status` must show the runs even if the service fails
+            _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), first_line(error))
+            return "UNKNOWN"
 
     @property
-    def tracking_uri(self) -> str:
-        """The service that the run is at."""
-        ...
-
-    @property
-    def run_id(self) -> str:
-        """The service's id of the run: what `open` and `repair` find it by."""
-        ...
-
-    @property
-    def url(self) -> str | None:
-        """The run's page on a server; None without one."""
-        ...
-
-    @property
-    def local_url(self) -> str | None:
-        """The run's page while `penstock ui` is open, if the store is a file of this machine."""
-        ...
-
-    @property
-    def list_url(self) -> str | None:
-        """The page on the server that lists the runs of the experiment; None without one."""
-        ...
-
-    def points(self, points: Iterable[Point]) -> None:
-        """Take metric points, in order; values at a step not above the last of that metric are left out. Returns at once."""
-        ...
+    def unsent(self) -> int:
+        """Points and operations the server does not have yet."""
+        return self._sender.waiting
 
     def complete_step(self) -> int:
-        """The step up to which every point is there or on its way: the journal is needed from there on only. -1 for none."""
-        ...
+        """The step up to which every point is sent or queued: the journal is needed from there on only. -1 for none."""
+        with self._lock:  # points leave in order, so only those of the highest step may be partly missing
+            return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0) - 1
+
+    def points(self, points: Iterable[Point]) -> None:
+        """Queue points in order; values at a step not above the last one of that metric are left out."""
+        with self._lock:
+            fresh = [point for point in map(self._take, points) if point.values]
+            self._sender.put_points(fresh)
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Take values measured now by the driver, such as those of an evaluation."""
-        ...
+        """Queue values measured now by the driver, such as those of an evaluation."""
+        self.points([Point(time.time_ns() // 1_000_000, step, values)])
 
     def log_machine(self, t_ms: int, values: Mapping[str, float]) -> None:
-        """Take a sample of the machine that trains, `system/<name>` to value. Samples are counted over all attempts.
-
-        Args:
-            t_ms: when it was taken; wall clock, milliseconds since 1970.
-            values: what was measured.
-        """
-        ...
+        """Queue a sample of the machine that trains, `system/<name>` to value. Samples are counted over all attempts."""
+        with self._lock:
+            sample = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
+        self.points([Point(t_ms, sample, values)])
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source`, `user`, and `parent`.
+        """Set tags on the run; values other than strings become JSON.
 
-        `parent` is the `run_id` of the run that this one is a part of.
+        Those without a dot are for people: `description` (markdown), `source`, `user`, and `parent`, the `run_id` of the run
+        that this one is a part of.
         """
-        ...
+        text = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in redact(tags).items()}
+        self._put("tags", tags=text)
 
     def log_json(self, name: str, value: Any) -> None:
-        """Keep JSON-able data as the document `name`, such as `evaluation/metrics.json`."""
-        ...
+        """Store JSON-able data (secrets hidden) as the artifact `name`."""
+        self.log_text(name, json.dumps(redact(value), indent=1, ensure_ascii=False, default=str))
 
     def log_text(self, name: str, text: str) -> None:
-        """Keep text as the document `name`."""
-        ...
+        """Store text as the artifact `name`."""
+        self._artifact(name, redact_text(text).encode())
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Keep a figure as the document `name`: encoded bytes, or anything with matplotlib's `savefig`."""
-        ...
+        """Store encoded bytes, or anything with matplotlib's `savefig`, as the artifact `name`, whose suffix is the format."""
+        if isinstance(figure, bytes):
+            self._artifact(name, figure)
+            return
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
+        self._artifact(name, buffer.getvalue())
 
     def log_dataset(
         self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Record the rows of a split as an input of the run, by content digest and address of the source.
+        """Record the rows of a split as an input of the run, by content digest.
 
         Args:
-            manifest: the prepared dataset.
             name: of the dataset.
             uri: of the source.
             profile: facts about the rows, such as classes; JSON-able.
         """
-        ...
+        self._put(
+            "dataset",
+            any_order=True,
+            name=name,
+            digest=manifest.split_digests.get(split, manifest.content_digest),
+            uri=redact_text(uri),
+            schema=manifest.feed_schema.model_dump(mode="json"),
+            context=split,
+            profile={"num_rows": manifest.rows.get(split, 0), **redact(profile)},
+        )
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Show a checkpoint that was committed just now. The same name counts once."""
-        ...
+        """Show a committed checkpoint. The same name counts once."""
+        self._put("checkpoint", **self._describe(checkpoint))
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show exactly `present`: the others of the run are removed."""
-        ...
+        """Show exactly `present`: a killed attempt may not have reported what it wrote or deleted."""
+        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
+
+    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        manifest = checkpoint.manifest
+        return {
+            "name": checkpoint.name,
+            "step": manifest.step,
+            "epoch": manifest.epoch,
+            "uri": redact_text(checkpoint.storage.uri()),
+            "metrics": {self.fit_key(key): float(value) for key, value in manifest.metrics.items() if value is not None},
+        }
 
     def drain(self, timeout_s: float = 30.0) -> int:
-        """Wait until all is sent, or `timeout_s` has passed. Returns how many records are left."""
-        ...
+        """Wait for the queue. Returns how many points and operations are still unsent."""
+        return self._sender.drain(timeout_s)
 
     def close(self, status: RunStatus | None, drain_s: float = 30.0) -> int:
-        """Send what is left, set the final status, stop all threads. A second call does nothing.
+        """Send what is queued, set the final status, stop all threads. A second call does nothing.
 
         Args:
             status: None if another process has taken the run over: then nothing is sent, nor written to the outbox.
 
         Returns:
-            Records not delivered within `drain_s`: they wait in the outbox.
+            Records not delivered within `drain_s`; they wait in the outbox.
         """
-        ...
+        if self._closed:
+            return 0
+        self._closed = True
+        if status is None:
+            self._sender.abandon()
+            return 0
+        self._put("status", status=status)
+        left = self._sender.drain(drain_s)
+        self._sender.stop()
+        if left:
+            _log.warning("%d tracking records are unsent; the next `penstock run` or `penstock status` sends them", left)
+        return left
+
+    def _take(self, point: Point) -> Point:
+        """Reduce a point to its new values, and remember them. Holds the lock."""
+        fresh: dict[str, float] = {}
+        for name, raw in point.values.items():
+            key = self.fit_key(name)
+            if point.step > self._last_step.get(key, -1):
+                fresh[key] = float(raw)
+                self._last_step[key] = point.step
+        return Point(point.t_ms, point.step, fresh)
+
+    def _artifact(self, name: str, content: bytes) -> None:
+        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
+
+    def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
+        self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, text) for every leaf. Lists of scalars stay one value; null and empty containers yield nothing."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flatten(inner, f"{prefix}.{index}")
+    elif isinstance(value, str):
+        yield prefix, value
+    elif value is not None and value != [] and value != ():
+        yield prefix, json.dumps(value, ensure_ascii=False, default=str)
