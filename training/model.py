@@ -29,6 +29,7 @@ __all__ = [
     "ModelSpec",
     "Predicts",
     "TrainedModel",
+    "UsualPredicts",
     "are_probabilities",
     "load_model",
     "own_device",
@@ -86,6 +87,10 @@ class Predicts(Protocol):
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Count one batch's predictions into its own metrics. Called if `can_measure` is true."""
         return None
+
+
+class UsualPredicts(Predicts):
+    """The defaults, for a model that cannot be made before the schema is known."""
 
 
 class TrainedModel(Predicts, Protocol):

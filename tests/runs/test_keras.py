@@ -9,7 +9,7 @@ import yaml
 
 from penstock.flows.verbs.init import create_project
 from penstock.training.frameworks.keras.library import import_keras
-from penstock.training.frameworks.own_trainer import installed
+from penstock.training.frameworks.on_workers import installed
 from tests import ROOT
 from tests.runs.killed import calm_and_killed, mlflow_folder
 from tests.runs.raw_scores import check_raw_rows

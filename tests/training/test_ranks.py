@@ -22,7 +22,7 @@ def _dies_in_the_second_step(store: str, rank: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_rank_is_known_from_the_middle_of_a_backward_pass(tmp_path: Path) -> None:
+def test_killed_rank_is_detected_in_mid_backward(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     other = multiprocessing.get_context("spawn").Process(target=_dies_in_the_second_step, args=(store, 1))
     other.start()

@@ -95,7 +95,7 @@ def run_alone(job: TrainJob, client: ListClient | None = None) -> RankResult:
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_loop_killed_in_mid_epoch_continues_to_same_bits(tmp_path: Path) -> None:
     whole = run_alone(loop_job(tmp_path, run="whole", every=4))
     with pytest.raises(TrainingError, match=r"loops\.py:\d+ in train_func"):
         run_alone(loop_job(tmp_path, run="parts", every=4, dies_after=19))
@@ -133,7 +133,7 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
         ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
     ],
 )
-def test_where_an_epoch_ends_a_loop_continues_with_the_next_one_as_if_nothing_had_been(
+def test_loop_resumed_at_epoch_end_starts_next_epoch(
     tmp_path: Path, shape: dict[str, Any], death: dict[str, Any], step: int
 ) -> None:
     whole = run_alone(loop_job(tmp_path, run="whole", **shape))
@@ -146,7 +146,7 @@ def test_where_an_epoch_ends_a_loop_continues_with_the_next_one_as_if_nothing_ha
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_loop_that_cannot_bear_an_empty_pass_is_told_of_it_where_there_is_no_other_checkpoint(tmp_path: Path) -> None:
+def test_loop_failing_on_empty_pass_gets_explanation(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="killed"):
         run_alone(loop_job(tmp_path, every=11, dies_after=11))
     with pytest.raises(TrainingError, match=r"UnboundLocalError(?s:.)*after its last batch(?s:.)*--fresh"):
@@ -155,7 +155,7 @@ def test_a_loop_that_cannot_bear_an_empty_pass_is_told_of_it_where_there_is_no_o
 
 @pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize(("function", "dies_after", "step"), [("careful", 5, 4), ("own_rows", 2, 1)])
-def test_a_loop_that_restores_all_its_state_ends_with_the_same_bits(
+def test_loop_restoring_all_state_ends_with_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, dies_after: int, step: int
 ) -> None:
     jobs = [loop_job(tmp_path, function, run, number) for run, number in (("whole", 1), ("parts", 1), ("parts", 2))]
@@ -177,12 +177,12 @@ def test_a_loop_that_restores_all_its_state_ends_with_the_same_bits(
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_an_operation_of_a_loop_that_is_not_deterministic_is_named(tmp_path: Path) -> None:
+def test_nondeterministic_op_of_loop_is_named(tmp_path: Path) -> None:
     assert run_alone(loop_job(tmp_path, "careful", chance=True)).exactness.endswith("its own affair, put_ is not deterministic")
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_same_bits(tmp_path: Path) -> None:
+def test_vit_with_two_optimizers_resumes_mid_epoch_to_same_bits(tmp_path: Path) -> None:
     run_alone(loop_job(tmp_path, "vision_transformer", run="whole"))
     with pytest.raises(TrainingError, match="killed in the middle"):
         run_alone(loop_job(tmp_path, "vision_transformer", run="parts", dies_after=6))
@@ -192,9 +192,7 @@ def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_residual_network_learns_28_by_28_grey_images_from_parquet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resnet_learns_grey_images_from_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The files as a user has them, prepared by the pipeline's own stages; the loop asks for no other shape or type."""
     images, labels = load_digits(n_class=2, return_X_y=True)
     pixels = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2)))
@@ -211,7 +209,7 @@ def test_a_residual_network_learns_28_by_28_grey_images_from_parquet(
     assert f"epoch 2 rows {manifest.rows['validation']}" in capsys.readouterr().out
 
 
-def test_logged_values_join_the_report_and_best_checkpoint_stays(tmp_path: Path) -> None:
+def test_logged_values_join_report_and_best_checkpoint_stays(tmp_path: Path) -> None:
     client, more = ListClient(), {"scores": [3, 9, 1, 5, 2]}
     job = loop_job(
         tmp_path, "logs", file="logging_loop.py", checkpoint={"keep": 2, "best": {"metric": "score", "mode": "max"}}, **more
@@ -249,7 +247,7 @@ class Net(torch.nn.Sequential):
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_the_loop_of_the_page_trains_and_its_functions_give_the_model_of_it(tmp_path: Path) -> None:
+def test_loop_of_page_trains_and_its_functions_load_model(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "ray-train.md").read_text(encoding="utf-8")
     train_func, model_of_it = (part.split("```")[0] for part in page.split("```python\n")[1:])
     (tmp_path / "loop.py").write_text(f"{BEFORE_THE_PAGE}{train_func}\n\n{model_of_it}")
@@ -264,7 +262,7 @@ def test_the_loop_of_the_page_trains_and_its_functions_give_the_model_of_it(tmp_
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
+def test_loop_over_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
     result = run_alone(loop_job(tmp_path, "linear_on_items"))
     assert result.status == "finished" and newest(tmp_path).state.step == 3
     losses = [p.values["mse"] for p in read_journal(Storage(str(tmp_path / "run")), 9)]
@@ -280,7 +278,7 @@ def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -
         ({"asks": "iter_batches", "arguments": {"local_shuffle_buffer_size": 9}}, "local_shuffle_buffer_size=9"),
     ],
 )
-def test_the_shard_has_rays_methods_and_refuses_the_others_by_name(
+def test_shard_has_rays_methods_and_refuses_others_by_name(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -295,7 +293,7 @@ def test_the_shard_has_rays_methods_and_refuses_the_others_by_name(
     assert wanted in capsys.readouterr().out
 
 
-def test_the_shards_rows_come_in_the_order_of_the_feed_each_rank_its_share(tmp_path: Path) -> None:
+def test_shard_rows_follow_feed_order_each_rank_its_share(tmp_path: Path) -> None:
     job = loop_job(tmp_path)
     rows = replace(job, spec=job.spec.model_copy(update={"batch_rows": 100}))
     epochs = []
@@ -314,7 +312,7 @@ def test_the_shards_rows_come_in_the_order_of_the_feed_each_rank_its_share(tmp_p
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][:160], epochs[2][:160])
 
 
-def test_an_iterable_made_once_gives_the_next_epoch_at_each_walk(tmp_path: Path) -> None:
+def test_iterable_starts_next_epoch_at_each_iter(tmp_path: Path) -> None:
     job = loop_job(tmp_path)
     shard = session_of(job, 0).shard("train")
     wanted = [[batch["image"] for batch in shard.iter_torch_batches(batch_size=50)] for _ in range(3)]
@@ -337,7 +335,7 @@ def test_an_iterable_made_once_gives_the_next_epoch_at_each_walk(tmp_path: Path)
         assert torch.equal(torch.stack([torch.as_tensor(row["image"]) for row in rows]), epoch_images)
 
 
-def test_a_resumed_iterable_first_gives_the_rest_of_its_epoch(tmp_path: Path) -> None:
+def test_resumed_iterable_gives_rest_of_epoch_first(tmp_path: Path) -> None:
     job = loop_job(tmp_path)
     shard = session_of(job, 0).shard("train")
     first, second = ([batch["image"] for batch in shard.iter_torch_batches(batch_size=50)] for _ in range(2))
@@ -357,7 +355,7 @@ def test_two_walks_at_once_are_refused(tmp_path: Path) -> None:
             walks(loader)
 
 
-def test_batches_go_to_the_device_and_through_the_collate_function_that_are_named(tmp_path: Path) -> None:
+def test_batches_use_named_device_and_collate_function(tmp_path: Path) -> None:
     class Kind:
         def __call__(self, batch: Any) -> dict[str, Any]:
             return {"kind": type(batch).__name__, "labels": [torch.as_tensor(batch["label"].to_numpy().copy())]}
@@ -380,7 +378,7 @@ def test_batches_go_to_the_device_and_through_the_collate_function_that_are_name
     assert batch["image"].device.type == "meta"
 
 
-def test_materialized_rows_are_those_of_the_first_epoch_in_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_materialized_rows_equal_first_epoch_in_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for rank in (0, 1):
         shard = session_of(loop_job(tmp_path), rank).shard("train")
@@ -398,7 +396,7 @@ def test_materialized_rows_are_those_of_the_first_epoch_in_every_epoch(tmp_path:
         shard.materialize()
 
 
-def test_a_data_config_says_which_datasets_are_cut_and_what_the_feed_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+def test_data_config_sets_split_datasets_refuses_unsupported(tmp_path: Path) -> None:
     def rows(datasets: Any, name: str) -> int:
         job = loop_job(tmp_path, datasets=datasets)
         if isinstance(datasets, str):
@@ -419,11 +417,11 @@ def test_a_data_config_says_which_datasets_are_cut_and_what_the_feed_cannot_do_i
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_a_loop_without_a_checkpoint_and_settings_it_cannot_read_are_refused(tmp_path: Path) -> None:
+def test_loop_without_checkpoint_or_with_unread_fields_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="has reported no checkpoint"):
         run_alone(loop_job(tmp_path, "without_checkpoint"))
     job = loop_job(tmp_path, learning_rate=0.5, batch_rows=64)
-    with pytest.raises(SpecError, match=r"reads no train\.batch_rows and no train\.learning_rate"):
+    with pytest.raises(SpecError, match=r"does not read train\.batch_rows and train\.learning_rate"):
         RAY_TRAIN.check(job.code, job.spec)
     with pytest.raises(SpecError, match="is a class, not a function"):
         RAY_TRAIN.check(loop_job(tmp_path, "Block").code, loop_job(tmp_path, "Block").spec)
@@ -481,7 +479,7 @@ def walks_alike(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.drill
 @pytest.mark.usefixtures("cluster")
-def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+def test_loop_killed_on_two_workers_ends_as_undisturbed(tmp_path: Path) -> None:
     listener = Watcher()
     more: dict[str, Any] = {"workers": 2, "every": 2, "batch_size": 16, "once": True}
     whole = RAY_TRAIN.train(loop_job(tmp_path, run="whole", **more), stop=threading.Event(), listener=listener)

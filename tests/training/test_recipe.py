@@ -34,7 +34,7 @@ def recipe_of(user: Any) -> Recipe:
 BATCH = {"image": torch.zeros(4, 8, 8), "label": torch.zeros(4, dtype=torch.int64)}
 
 
-def test_a_missing_method_is_named_with_those_that_exist() -> None:
+def test_missing_method_is_named_with_existing_ones() -> None:
     with pytest.raises(SpecError, match=r"recipes\.py:NoLoss is not a recipe") as caught:
         load_recipe(code("NoLoss"), {})
     assert "no method loss()" in caught.value.problems[0] and "build_model" in caught.value.problems[0]

@@ -1,4 +1,4 @@
-"""What does a training framework do for the pipeline? Six things; docs/extend/framework.md has a small one.
+"""Which six members does a training framework have? docs/extend/framework.md shows a small one.
 
 Everything else is the same for all frameworks: stage keys, the ledger, the refusal to resume on other data, the feed, the
 commit of checkpoints (`penstock.training.checkpoint.store.CheckpointStore`), metrics and figures, tracking, registration.
@@ -26,22 +26,22 @@ __all__ = ["Framework", "HasOwnSteps", "TriedBatch"]
 
 
 class TriedBatch(Section):
-    """What one batch told of a model that is not trained yet."""
+    """Facts about an untrained model, from one batch."""
 
     loss: float | None
     """Mean over the batch's rows, before anything is learned; finite. None where no batch can be tried."""
     parameters: int
-    """How many numbers are learned."""
+    """Number of trainable weights."""
     weights_bytes: int
-    """The least that a checkpoint takes."""
+    """Smallest size of a checkpoint."""
     checkpoint_bytes: int
-    """What it takes as a rule, with the state of the optimizer."""
+    """Usual size of a checkpoint, with the state of the optimizer."""
     predict_shape: list[int] | None
-    """Of the predictions; None where the model cannot predict."""
+    """Shape of the predictions; None where the model cannot predict."""
     weights: dict[str, list[int]] | None = None
     """Name -> shape of the model's weights, for a framework that takes `train.start_from`."""
     logged: list[str] | None = None
-    """What a validation charts besides the loss and the usual metrics, `val/<name>`; None where only training tells."""
+    """Charts of a validation besides the loss and the usual metrics, `val/<name>`; None where only training shows them."""
 
 
 class Framework(Protocol):
@@ -68,25 +68,25 @@ class Framework(Protocol):
 
     @property
     def model_files(self) -> tuple[str, ...]:
-        """Those files of a checkpoint that a trained model is loaded from; a model registry keeps them."""
+        """Files of a checkpoint that a trained model is loaded from; a model registry keeps them."""
         ...
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
-        """Load what will be trained, so that its first error costs nothing. In the driver, before any stage.
+        """Load the user's code, so that its first error costs nothing. In the driver, before any stage.
 
         Args:
-            code: what `train.recipe` names.
-            spec: the train section; `params` belong to the user, other fields that the framework cannot honour it may refuse.
+            code: the code of `train.recipe`.
+            spec: the train section; refuse fields that the framework cannot honour. `params` belong to the user.
 
         Raises:
-            SpecError: what cannot be loaded, or which field does not fit.
+            SpecError: the code cannot be loaded, or a field does not fit.
         """
         ...
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Do with a row or two what training will do with every batch. Before any stage; with RAY_ADDRESS, in a Ray task.
+        """Train on a row or two, before any stage; with RAY_ADDRESS, in a Ray task.
 
-        The batch is on the CPU. The process has what one training worker has, GPUs too.
+        The batch is on the CPU. The process has the resources of one training worker, GPUs too.
 
         Raises:
             TrainingError: the user's code fails, or the loss is not finite.
@@ -104,15 +104,15 @@ class Framework(Protocol):
         """Train to the end of the spec, or until `stop` is set; continue from the newest checkpoint that can be trusted.
 
         Runs in the driver, connected to Ray; it may work there, in Ray tasks or in actors. It opens feeds by
-        `penstock.training.open_feeds.open_job_feed`, commits through a `CheckpointStore` of `job.run_storage`, and returns what
-        `penstock.training.checkpoint.outcome.outcome_of` makes. Whether the newest checkpoint is of the same data, order and
-        batch size has been checked.
+        `penstock.training.open_feeds.open_job_feed`, commits through a `CheckpointStore` of `job.run_storage`, and returns the
+        result of `penstock.training.checkpoint.outcome.outcome_of`. The newest checkpoint has been checked: it is of the same
+        data, order and batch size.
 
         Args:
-            job: what to train on, and where checkpoints go.
+            job: the data, the settings, the place of checkpoints.
             stop: when set, save and return with `interrupted`.
             listener: gets events (penstock.training.events) in order, in this thread: points for the tracker,
-                `CheckpointCommitted`, `TrainProgress`, `Resumed`, `Warned`. It must be called often enough to look alive.
+                `CheckpointCommitted`, `TrainProgress`, `Resumed`, `Warned`. Call it every few seconds.
             own_cluster: the Ray cluster is this process's own, and will not grow.
 
         Raises:
@@ -124,9 +124,9 @@ class Framework(Protocol):
 
 @runtime_checkable
 class HasOwnSteps(Protocol):
-    """What a framework may say besides: a step is no batch of `train.batch_rows` rows, and `penstock rows` cannot tell its."""
+    """A framework whose step is not a batch of `train.batch_rows` rows, so that `penstock rows` refuses it."""
 
     @property
     def a_step(self) -> str:
-        """What it is instead: "a step is ..."."""
+        """Completes the sentence "a step is ..."."""
         ...

@@ -1,4 +1,4 @@
-"""What does a framework add whose model learns in one process, batch by batch? The model; the rest is the same for all of them.
+"""How does a model that learns in one process, batch by batch, become a framework?
 
 The module imports no Ray, so that a package's module that names `InProcess` can load a registered model, too.
 """
@@ -6,7 +6,6 @@ The module imports no Ray, so that a package's module that names `InProcess` can
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,10 @@ from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
-from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.frameworks.own_trainer import blaming_the_build, refuse_unread
-from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.model import LearningModel, Predicts
+from penstock.training.frameworks.on_workers import OnWorkers, build_user_model, refuse_unread
+from penstock.training.job import TrainJob
+from penstock.training.model import LearningModel, Predicts, UsualPredicts
 from penstock.training.not_a_number import not_a_number
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
@@ -36,21 +34,17 @@ __all__ = ["InProcess", "run_in_process"]
 
 _UNREAD = {
     **dict.fromkeys(
-        ("learning_rate", "clip_norm", "accumulate", "precision", "compile"), "the model decides it, from train.params"
+        ("learning_rate", "clip_norm", "accumulate", "precision", "compile"), "set it in the model, from train.params"
     ),
-    "callbacks": "the loop of one process calls none",
+    "callbacks": "this loop calls no callbacks",
     "last_batch": "the last batch of an epoch is kept",
     "start_from": "load weights where the model is made",
 }
-"""Field that is not read -> what does instead."""
-
-
-class _NotStarted(Predicts):
-    """What can be measured of a model that will be there when the schema is known: the defaults."""
+"""Field that is not read -> the way to do it here."""
 
 
 @dataclass(frozen=True)
-class InProcess:
+class InProcess(OnWorkers):
     """A `penstock.training.frameworks.framework.Framework` of a model that learns in one process: a worker of Ray.
 
     Attributes:
@@ -64,10 +58,10 @@ class InProcess:
     model_files: tuple[str, ...]
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
-        """Import what `train.recipe` names.
+        """Import the code of `train.recipe`.
 
         Raises:
-            SpecError: a setting that nothing reads, or more than one worker.
+            SpecError: a setting is not read, or there is more than one worker.
         """
         refuse_unread(spec, _UNREAD)
         if spec.workers > 1:
@@ -76,7 +70,7 @@ class InProcess:
                 next_step="set train.workers: 1",
             )
         code.load()
-        return _NotStarted()
+        return UsualPredicts()
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
         """Learn from the rows, and predict them.
@@ -84,7 +78,7 @@ class InProcess:
         Raises:
             SpecError: the model cannot be made, as with params that it does not take.
         """
-        model: LearningModel = blaming_the_build(code, lambda: self.model(code, spec.params, schema, None))
+        model: LearningModel = build_user_model(code, lambda: self.model(code, spec.params, schema, None))
         columns = dict(batch.columns)
         loss = model.learn(columns)
         if not math.isfinite(loss):
@@ -95,22 +89,14 @@ class InProcess:
             loss=loss, parameters=model.num_parameters, weights_bytes=size, checkpoint_bytes=size, predict_shape=shape
         )
 
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Train in a worker of Ray."""
-        from penstock.training.on_ray import trainer
-
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=run_in_process)
+    @property
+    def run_rank(self) -> Callable[..., RankResult]:
+        """Runs the model in a session; the worker finds the framework by its name."""
+        return run_in_process
 
 
 def run_in_process(job: TrainJob, group: Group, client: Any, *, stop: bool = False, restart: int = 0) -> RankResult:
-    """Train as the only rank; arguments as of on_ray/worker.py's `run_rank`. The worker finds the framework by its name."""
+    """Train as the only rank; arguments as of on_ray/worker.py's `run_rank`."""
     from penstock.training.frameworks.registry import FRAMEWORKS
     from penstock.training.session.attempt import run_session
 

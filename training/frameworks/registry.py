@@ -27,4 +27,4 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
 )
 
 RECIPE_OPTIONAL = frozenset({"xgboost", "lightgbm"})
-"""Frameworks that train from `train.params` alone. Said here, because a pipeline file is read without importing any."""
+"""Frameworks that train from `train.params` alone. Listed here, because a pipeline file is read without importing any."""

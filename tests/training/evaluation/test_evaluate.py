@@ -98,7 +98,7 @@ def test_metrics_agree_with_scikit_learn(trained: tuple[TrainJob, Checkpoint]) -
     assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
 
 
-def test_helpers_counts_are_merged_and_failed_ones_made_up_for(trained: tuple[TrainJob, Checkpoint]) -> None:
+def test_helper_counts_are_merged_failed_ones_recounted(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     job = replace(job, spec=job.spec.model_copy(update={"batch_rows": 1}))
     metrics = [*CLASSIFICATION]

@@ -86,7 +86,7 @@ def boost_in_a_thread(group: Group, job: TrainJob, said: Path) -> None:
 
 
 @pytest.mark.drill
-def test_drawn_rows_bring_no_warning_of_what_is_set_for_them(tmp_path: Path) -> None:
+def test_drawn_rows_bring_no_updater_warning(tmp_path: Path) -> None:
     job = boosted(tmp_path, "xgboost", "drawn", params={"max_depth": 3, "subsample": 0.7}, epochs=2, workers=1)
     run_ranks(boost_in_a_thread, 1, job, tmp_path / "said")
     assert job_checkpoints(job).committed()[0].manifest.step == 2
@@ -95,7 +95,7 @@ def test_drawn_rows_bring_no_warning_of_what_is_set_for_them(tmp_path: Path) -> 
 
 @pytest.mark.drill
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions(tmp_path: Path, name: str) -> None:
+def test_resumed_boosting_ends_with_same_trees_and_predictions(tmp_path: Path, name: str) -> None:
     jobs, pairs = [], []
     for number, params in enumerate(SETTINGS[name]):
         made = {"params": params, "checkpoint": {"every_s": None, "every_steps": 4, "best": BEST}}
@@ -129,7 +129,7 @@ def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_patience_ends_training_the_best_round_is_kept_and_an_objective_of_ones_own_learns(tmp_path: Path, name: str) -> None:
+def test_patience_ends_training_best_round_kept_own_objective_learns(tmp_path: Path, name: str) -> None:
     rate = {"eta" if name == "xgboost" else "learning_rate": 0.9, "early_stopping_rounds": 3}
     one = {"workers": 1, "epochs": 60}
     checkpoint = {"every_s": None, "best": BEST}
@@ -157,7 +157,7 @@ def test_patience_ends_training_the_best_round_is_kept_and_an_objective_of_ones_
     assert evaluate(own, model, splits=["test"], figures=False).metrics["test/accuracy"] > 0.6
 
 
-def test_what_lightgbm_cannot_put_back_is_not_called_bit_exact(tmp_path: Path) -> None:
+def test_lightgbm_state_not_restored_is_not_bit_exact(tmp_path: Path) -> None:
     made = {"params": {"bagging_fraction": 0.5, "bagging_freq": 1}, "workers": 1}
     for epochs, attempt in ((3, 1), (5, 2)):
         job = boosted(tmp_path, "lightgbm", "bagged", **made, epochs=epochs, attempt=attempt)
@@ -166,15 +166,15 @@ def test_what_lightgbm_cannot_put_back_is_not_called_bit_exact(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, name: str) -> None:
+def test_unfit_params_are_refused_before_start(tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS.get(name)
     spec: dict[str, Any] = {"framework": name, "learning_rate": 0.1, "params": {"n_estimators": 5, "early_stopping_rounds": 3}}
     with pytest.raises(SpecError) as raised:
         framework.check(NO_CODE, TrainSpec(**spec))
     said = " ".join(raised.value.problems)
-    assert "train.params.n_estimators: train.epochs says how many rounds" in said
+    assert "train.params.n_estimators: train.epochs is the number of rounds" in said
     assert f"train.learning_rate: {name} does not read it" in said
-    assert "train.epochs is not there" in said and "early_stopping_rounds needs checkpoint.best" in said
+    assert "train.epochs is missing" in said and "early_stopping_rounds needs checkpoint.best" in said
     job = boosted(tmp_path, name, "run")
     batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))
     odd = TrainSpec(framework=name, epochs=5, params={"objective": "binary:logistic" if name == "xgboost" else "binary"})
@@ -187,10 +187,10 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, nam
         typo = TrainSpec(framework=name, epochs=5, params={"max_dpeth": 3, "subsample": 0.5, "quite_another": 1})
         framework.check(NO_CODE, typo)
         framework.try_batch(NO_CODE, typo, SCHEMA, batch, 1)
-    unused = "it has no use for that"
+    unused = "is not used"
     assert raised.value.problems == (
-        f"train.params.max_dpeth: {unused}; did you mean max_depth?",
-        f"train.params.quite_another: {unused}",
+        f"train.params.max_dpeth {unused}; did you mean max_depth?",
+        f"train.params.quite_another {unused}",
     )
     tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)
     assert tried.predict_shape == [batch.rows, 10] and 0 < tried.loss < 3
@@ -210,7 +210,7 @@ class Rows:
         yield self.features, self.labels.astype(np.float32)
 
 
-def test_what_xgboost_does_not_use_is_what_it_says_itself() -> None:
+def test_unused_xgboost_params_match_its_own_warning() -> None:
     import xgboost
 
     values: dict[str, Any] = {
@@ -253,9 +253,7 @@ def test_what_xgboost_does_not_use_is_what_it_says_itself() -> None:
         (None, {"objective": "mape"}),
     ],
 )
-def test_the_training_loss_as_lightgbm_has_it_is_that_of_its_predictions(
-    num_classes: int | None, params: dict[str, Any]
-) -> None:
+def test_lightgbm_training_loss_equals_loss_of_predictions(num_classes: int | None, params: dict[str, Any]) -> None:
     columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
     schema = FeedSchema(columns=columns, label="label", num_classes=num_classes)
     rows: Any = Rows(num_classes)
@@ -281,14 +279,16 @@ def test_columns_become_named_features_and_lists_are_refused() -> None:
     assert matrix.tolist() == [[40, 0, 1, 2, 3], [50, 4, 5, 6, 7]] and matrix.dtype == np.float32
     assert table.by_column([1.0, 1.0, 2.0, 0.0, 0.0]) == {"pixels": 0.75, "age [years]": 0.25}
     ragged = columns[1].model_copy(update={"shape": (), "ragged": "packed"})
-    with pytest.raises(SpecError, match="those of pixels differ"):
+    with pytest.raises(SpecError, match="the rows of pixels differ"):
         FeatureTable(FeedSchema(columns=(ragged, columns[2]), label="label", num_classes=2))
     with pytest.raises(SpecError, match="trees learn one label"):
         FeatureTable(FeedSchema(columns=columns, label="pixels"))
 
 
-def test_a_library_that_is_not_installed_is_one_clear_line_and_none_is_loaded_unasked() -> None:
-    absent: Plugins[Any] = Plugins("training framework", "penstock.test_frameworks", {"boosted": "no_such_library.trees:TREES"})
+def test_missing_library_is_named_and_none_is_imported_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "boosted_trees.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    absent: Plugins[Any] = Plugins("training framework", "penstock.test_frameworks", {"boosted": "boosted_trees:TREES"})
     with pytest.raises(PreflightError, match="the training framework 'boosted' needs no_such_library, which is not") as raised:
         absent.get("boosted")
     assert raised.value.next_step == 'pip install "penstock[boosted]"'

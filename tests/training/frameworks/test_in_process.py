@@ -49,12 +49,12 @@ def tried(**params: Any) -> Any:
     return GUESS.try_batch(CODE, TrainSpec(recipe="model.py:Guess", params=params), SCHEMA, BATCH, 17)
 
 
-def test_the_first_batch_tells_sizes_loss_and_what_is_predicted() -> None:
+def test_first_batch_gives_sizes_loss_and_predictions() -> None:
     found = tried(value=0.5)
     assert (found.loss, found.parameters, found.weights_bytes, found.predict_shape) == (0.5, 1, 8, [3, 10])
 
 
-def test_params_that_do_not_fit_and_a_loss_that_is_no_number_end_before_anything_runs() -> None:
+def test_wrong_params_and_nan_loss_are_refused_before_training() -> None:
     with pytest.raises(SpecError, match=r"train\.params do not fit model\.py:Guess"):
         tried(values=1.0)
     with pytest.raises(TrainingError, match=r"model\.py:Guess: the loss of the first batch is nan"):

@@ -20,7 +20,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.keras.framework import KERAS
-from penstock.training.frameworks.own_trainer import installed
+from penstock.training.frameworks.on_workers import installed
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.ranks import Group
@@ -72,7 +72,7 @@ def in_a_process(backend: str, *arguments: object) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.drill
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path, backend: str) -> None:
+def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path, backend: str) -> None:
     assert in_a_process(backend, str(tmp_path), 1, "whole") == ["finished", "33", "None", "bit-exact"]
     whole = keras_job(tmp_path, "whole")
     there = job_checkpoints(whole).committed()
@@ -91,9 +91,7 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     assert there[0].manifest.metrics["val/accuracy"] > 0.5, "a guess is right in a tenth"
 
 
-def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keras_model_is_loaded_and_unread_fields_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     job = keras_job(tmp_path, "run", epochs=1)
     KERAS.run_rank(job, Group(0, 1, CPU), ListClient())
@@ -125,7 +123,7 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
         KERAS.check(job.code, job.spec.model_copy(update={"learning_rate": 0.5, "compile": True}))
 
 
-def test_a_loops_shard_becomes_a_dataset_of_tensorflow_that_begins_an_epoch_with_each_pass(tmp_path: Path) -> None:
+def test_to_tf_dataset_starts_an_epoch_with_each_pass(tmp_path: Path) -> None:
     # The last test of the file: with TensorFlow imported, Keras would compute with it in the others.
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is 600 MB; `make frameworks` installs it")
 

@@ -42,7 +42,7 @@ def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
 
 
 @pytest.mark.drill
-def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path) -> None:
     whole = lightning_job(tmp_path, "whole")
     there = check_continued(whole, train)
     points = {point.step: point.values for point in read_journal(whole.run_storage, 99)}
@@ -68,7 +68,7 @@ def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
     assert refused.value.next_step.startswith("predict without 'diagnosis'")
 
 
-def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp_path: Path) -> None:
+def test_lightning_page_fits_template_and_names_unread_fields(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "lightning")[0]
     page = (ROOT / "docs" / "lightning.md").read_text(encoding="utf-8")
     written = yaml.safe_load(file.read_text()) | yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
@@ -76,7 +76,7 @@ def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp
     loaded = load_spec(file)
     project = loaded.project
     assert LIGHTNING.check(project.recipe, loaded.spec.train).can_predict
-    ends = page.split("These are not read, and refused by name:")[1]
+    ends = page.split("Refused by name:")[1]
     refused: dict[str, Any] = {
         "learning_rate": 0.5,
         "accumulate": 2,
@@ -92,7 +92,7 @@ def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp
     assert [name for name in refused if f"train.{name}" not in str(told.value)] == []
 
 
-def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_lightning_unread_fields_are_refused_by_name(tmp_path: Path) -> None:
     job = lightning_job(tmp_path, "run", learning_rate=0.5, compile=True)
     with pytest.raises(SpecError, match="does not fit lightning") as refused:
         LIGHTNING.check(job.code, job.spec)

@@ -42,7 +42,7 @@ def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
 
 
 @pytest.mark.slow
-def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path) -> None:
     whole = hf_job(tmp_path, "whole")
     there = check_continued(whole, train)
     logged_rows = [point.values["train/rows"] for point in read_journal(whole.run_storage, 33)]
@@ -59,14 +59,14 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     assert theirs(torch.zeros(2, 1, 8, 8)).logits.shape == (2, 10)
 
 
-def test_one_rank_alone_goes_on_where_it_ended_when_epochs_are_added(tmp_path: Path) -> None:
+def test_single_rank_continues_when_epochs_are_added(tmp_path: Path) -> None:
     alone = Group(0, 1, torch.device("cpu"))
     (first,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=1, checkpoint={"every_s": None})])
     (second,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=2, attempt=2)])
     assert (first.state.step, second.resumed_from_step, second.state.step) == (11, 11, 22)
 
 
-def test_a_batch_is_tried_and_a_model_that_takes_no_column_says_what_it_takes(tmp_path: Path) -> None:
+def test_batch_is_tried_and_model_without_column_is_refused(tmp_path: Path) -> None:
     batch = Batch({"image": torch.rand(4, 8, 8), "label": torch.arange(4)}, np.arange(4), 4, 4, 0, 4)
     job = hf_job(tmp_path, "run")
     tried = TRANSFORMERS.try_batch(job.code, job.spec, SCHEMA, batch, 17)
@@ -76,13 +76,13 @@ def test_a_batch_is_tried_and_a_model_that_takes_no_column_says_what_it_takes(tm
         TRANSFORMERS.try_batch(job.code, job.spec, SCHEMA, batch, 17)
 
 
-def test_params_are_sorted_by_name_and_what_nobody_reads_is_refused(tmp_path: Path) -> None:
+def test_params_are_sorted_by_name_and_unread_ones_refused(tmp_path: Path) -> None:
     params = {"hidden": 8, "per_device_train_batch_size": 4, "learning_rat": 0.1, "logging_dir": "x"}
     job = hf_job(tmp_path, "run", target="vision", params=params)
     with pytest.raises(SpecError, match="does not fit transformers") as refused:
         TRANSFORMERS.check(job.code, job.spec)
     told = str(refused.value)
-    assert "did you mean hidden_size?" in told and "say it in train.batch_rows" in told
+    assert "did you mean hidden_size?" in told and "use train.batch_rows" in told
     assert "did you mean learning_rate?" in told
     job = hf_job(tmp_path, "run", learning_rate=0.5, clip_norm=1.0)
     with pytest.raises(SpecError, match="does not fit transformers") as refused:

@@ -1,25 +1,24 @@
-"""What do boosted trees do for the pipeline? The six things of a framework, for any library of them."""
+"""How do boosted trees train in the pipeline, whatever library grows them?"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.events import Event
 from penstock.training.frameworks.boosted.library import Library, OwnObjective, ShardTable, Task
 from penstock.training.frameworks.boosted.model import BoostedPredicts, loss_of
-from penstock.training.frameworks.boosted.rank import rank_of, without_patience
+from penstock.training.frameworks.boosted.rank import run_boosted_rank, without_patience
 from penstock.training.frameworks.boosted.rounds import PATIENCE, rounds_of
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.model import Predicts
-from penstock.training.on_ray import trainer
+from penstock.training.on_ray.worker import RankResult
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -28,37 +27,43 @@ __all__ = ["BoostedFramework"]
 _ROUNDS = ("num_boost_round", "num_iterations", "n_estimators", "num_rounds", "num_trees", "n_iter")
 
 _DECIDED = {
-    **dict.fromkeys(_ROUNDS, "train.epochs says how many rounds"),
-    **dict.fromkeys(("nthread", "n_jobs", "num_threads"), "train.cpus_per_worker says how many threads"),
+    **dict.fromkeys(_ROUNDS, "train.epochs is the number of rounds"),
+    **dict.fromkeys(("nthread", "n_jobs", "num_threads"), "train.cpus_per_worker is the number of threads"),
     **dict.fromkeys(("seed", "random_state"), "shuffle.seed is the seed"),
-    "num_class": "the label says how many classes",
-    "device": "train.gpus: trees are trained on CPUs here",
-    "eval_metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
-    "metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
+    "num_class": "the label decides the number of classes",
+    "device": "trees are trained on CPUs",
+    "eval_metric": "train.checkpoint.best and evaluate.metrics name the metrics",
+    "metric": "train.checkpoint.best and evaluate.metrics name the metrics",
 }
 
 _OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate", "start_from")
 
 BYTES_PER_LEAF = 120
-"""In a file, with the node above it."""
+"""Bytes of a file for each leaf, with the node above it."""
 
 
-class BoostedFramework:
+class BoostedFramework(OnWorkers):
     """See `penstock.training.frameworks.framework.Framework`."""
+
+    a_step = "a round, which learns from all rows of the train split, or from those that the library draws of them"
+    on_cpus = True
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     @property
-    def libraries(self) -> tuple[str, ...]:
-        """The library, as it is installed."""
-        return (self._library.distribution,)
+    def run_rank(self) -> Callable[..., RankResult]:
+        """Grows rounds with this library."""
+        return partial(run_boosted_rank, self._library)
 
-    a_step = "a round, which learns from all rows of the train split, or from those that the library draws of them"
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The installed library."""
+        return (self._library.distribution,)
 
     @property
     def loader(self) -> str:
-        """As of the library."""
+        """The library's loader."""
         return self._library.loader
 
     @property
@@ -67,16 +72,16 @@ class BoostedFramework:
         return (self._library.file,)
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
-        """Refuse parameters that the pipeline file has another word for, and import an own objective."""
+        """Refuse parameters that keys of the pipeline file replace, and import the user's objective."""
         problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
         unread = spec.set_by_user(_OF_OTHERS)
         problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
         if ".py:" in str(spec.params.get("objective", "")):
-            problems.append("params.objective: an objective of your own is named by train.recipe")
+            problems.append("params.objective: name your own objective in train.recipe")
         if not spec.set_by_user(["epochs"]) and spec.max_steps is None:
-            problems.append("epochs is not there: it says how many rounds, such as 200")
+            problems.append("epochs is missing: it is the number of rounds, such as 200")
         if PATIENCE in spec.params and spec.checkpoint.best is None:
-            problems.append(f"params.{PATIENCE} needs checkpoint.best, which says by what: {{metric: val/loss, mode: min}}")
+            problems.append(f"params.{PATIENCE} needs checkpoint.best, such as {{metric: val/loss, mode: min}}")
         if problems:
             raise SpecError(
                 f"train does not fit {self._library.name}",
@@ -89,10 +94,10 @@ class BoostedFramework:
         return BoostedPredicts(own=bool(code.target))
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Grow one round on the rows of a batch. What a base score would be of so few rows says nothing."""
+        """Grow one round on the rows of a batch, too few for a base score."""
         params = without_patience(spec.params)
         task = Task(schema, params, seed, max(1, int(spec.cpus_per_worker)), code)
-        shard = ShardTable(task.table, _OneBatch(batch))  # type: ignore[arg-type]  # all that a table asks of a feed
+        shard = ShardTable(task.table, _OneBatch(batch))  # type: ignore[arg-type]  # the only method that a table calls
         trees = self._library.trees(task, shard, None, None, self._library.for_few_rows)
         trees.grow(0)
         output = torch.from_numpy(trees.predictions("train"))
@@ -110,22 +115,10 @@ class BoostedFramework:
             logged=[],
         )
 
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Train on workers of Ray."""
-        on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
-        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=rank_of(self._library))
-
 
 @dataclass(frozen=True)
 class _OneBatch:
-    """A feed of one batch, as far as a shard table asks."""
+    """A feed of one batch, for a shard table."""
 
     batch: Batch
 

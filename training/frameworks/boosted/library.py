@@ -1,4 +1,4 @@
-"""What differs between the libraries that boost trees? A base class for both, and what they are given."""
+"""What differs between xgboost and lightgbm? A base class for both, and their input."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class OwnObjective:
         self._function = code.load()
         if not callable(self._function):
             raise SpecError(
-                f"train.recipe: {code.target} is no function",
+                f"train.recipe: {code.target} is not a function",
                 next_step="name a function (predictions, labels) -> (gradient, hessian), or leave train.recipe out",
             )
 
     def __call__(self, predictions: Floats, labels: Floats) -> tuple[Floats, Floats]:
-        """Both derivatives of the loss of every row, in the shape of `predictions`. Raises TrainingError if the code fails."""
+        """Compute both derivatives of each row's loss, shaped as `predictions`. Raises TrainingError if the code fails."""
         target = self._code.target
         try:
             gradient, hessian = (np.asarray(part, np.float32) for part in self._function(predictions, labels))
@@ -61,14 +61,14 @@ class OwnObjective:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and how.
+    """The data, the parameters and the objective of a training.
 
     Attributes:
         schema: of the rows.
-        params: as the user wrote them; the library's own names.
-        seed: of everything that is drawn.
+        params: the user's, by the library's names.
+        seed: of all random draws.
         threads: of one rank.
-        code: what `train.recipe` names; its target is empty where there is none.
+        code: of `train.recipe`; its target is empty without one.
     """
 
     schema: FeedSchema
@@ -101,11 +101,11 @@ class ShardTable:
 
     @property
     def names(self) -> list[str]:
-        """Of the features."""
+        """Names of the features."""
         return self._table.names
 
     def batches(self) -> Iterator[tuple[Floats, Floats]]:
-        """(features [rows, features], labels [rows]) of every batch that has rows."""
+        """Yield (features [rows, features], labels [rows]) of every batch that has rows."""
         for batch in self._feed.batches(0):
             if batch.rows:
                 yield self._table.matrix(batch.columns), self._table.labels(batch.columns)
@@ -115,16 +115,16 @@ def refuse_unused(library: str, params: Iterable[str], used: Collection[str]) ->
     """Refuse parameters that the library would ignore with only a log line.
 
     Raises:
-        SpecError: with the names that were perhaps meant.
+        SpecError: some are unused; similar names are suggested.
     """
     problems = []
     for name in params:
         if name not in used:
             close = difflib.get_close_matches(name, sorted(used), 1)
-            problems.append(f"train.params.{name}: it has no use for that" + (f"; did you mean {close[0]}?" if close else ""))
+            problems.append(f"train.params.{name} is not used" + (f"; did you mean {close[0]}?" if close else ""))
     if problems:
         raise SpecError(
-            f"{library} would train without some of the parameters",
+            f"{library} does not use some of the parameters",
             problems=problems,
             next_step="correct or delete them in train.params",
         )
@@ -134,80 +134,80 @@ class Trees(Protocol):
     """The trees of one rank while they grow. Every rank has the same ones."""
 
     def grow(self, number: int) -> None:
-        """Do round `number`, from 0. A collective; what is drawn in it depends on the seed and the number alone."""
+        """Grow round `number`, from 0. A collective; its random draws depend on the seed and the number alone."""
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
-        """For this rank's rows: probabilities or values, or with an own objective raw scores. [rows] or [rows, classes]."""
+        """Predict this rank's rows: probabilities or values, raw scores with a user's objective. [rows] or [rows, classes]."""
 
     def train_loss(self) -> float | None:
-        """Mean over this rank's train rows, as `loss_of` has it; None where the library must be asked for predictions."""
+        """Mean over this rank's train rows, equal to `loss_of`; None where only predictions give it."""
 
     def content(self, rounds: int) -> bytes:
-        """The first `rounds` rounds as a file; the same bytes whenever it is asked."""
+        """Encode the first `rounds` rounds as a file; equal trees give equal bytes."""
 
 
 class Forest(Protocol):
-    """Trees that are grown."""
+    """Grown trees."""
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
-        """As `Trees.predictions`, for any rows."""
+        """Predict any rows, as `Trees.predictions`."""
 
     def gains(self) -> NDArray[np.float64]:
-        """How much the splits at each feature gained together, [features]."""
+        """Sum the gains of the splits at each feature, [features]."""
 
 
 class Library(ABC):
-    """xgboost or lightgbm. Stateless and picklable; a module of this kind imports no Ray."""
+    """xgboost or lightgbm. Stateless and picklable; its module imports no Ray."""
 
     name: str
-    """As in `train.framework`."""
+    """The name in `train.framework`."""
     distribution: str
-    """What is installed."""
+    """The installed distribution."""
     version: str
     loader: str
-    """As of a Framework."""
+    """See `Framework.loader`."""
     file: str
-    """What a checkpoint holds the trees in."""
+    """The file of a checkpoint that holds the trees."""
     for_few_rows: Mapping[str, Any]
     """Parameters with which two rows can be learned."""
     trees_of: Callable[..., Trees]
     """Called with (params, task, train, validation, content of a checkpoint or None): begins, or continues."""
     forest: Callable[..., Forest]
-    """Called with (content, raw=...): trees from a file; `raw` gives raw scores, for an own objective."""
+    """Called with (content, raw=...): trees from a file; `raw` gives raw scores, for a user's objective."""
     refusal: type[Exception]
-    """The library's error for parameters or rows."""
+    """The library's exception for wrong parameters or rows."""
     lost: tuple[str, ...]
-    """Words of that error when another rank is gone."""
+    """Words in that exception when another rank has died."""
 
     @abstractmethod
     def settings(self, task: Task) -> dict[str, Any]:
-        """All parameters of the library: the user's, with the pipeline's where they leave it open.
+        """Merge the user's parameters with the pipeline's defaults.
 
         Raises:
-            SpecError: one does not fit the label, or would undo what the pipeline promises.
+            SpecError: a parameter does not fit the label, or breaks exact resume.
         """
 
     @abstractmethod
     def check(self, params: Mapping[str, Any]) -> None:
-        """Check what can be judged without the data. Raises SpecError."""
+        """Check the parameters without the data. Raises SpecError."""
 
     @abstractmethod
     def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """About how many leaves a round adds for each class at most."""
+        """Estimate the most leaves that a round adds for each class."""
 
     @abstractmethod
     def _joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
-        """As `joined`, for more than one rank."""
+        """Connect more than one rank; see `joined`."""
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
-        """Why a training that is continued differs from one that was not interrupted; None if it does not."""
+        """Explain why a continued training differs from an undisturbed one; None if it does not."""
         return None
 
     def joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
-        """Connect the ranks for the block, which gets parameters that the trees need for it. A collective.
+        """Connect the ranks for the block, which gets parameters for the trees. A collective.
 
         Args:
-            host: where the other ranks reach this one.
+            host: address of this rank for the others.
         """
         return self._joined(group, host) if group.world_size > 1 else nullcontext({})
 
@@ -232,7 +232,7 @@ class Library(ABC):
 
     @contextmanager
     def reraising(self) -> Iterator[None]:
-        """Turn a refusal, which every restart would meet again, into an error that a user can act on.
+        """Raise a refusal, which a restart would only repeat, as a user's error.
 
         Raises:
             TrainingError: the library refuses the parameters or the rows.
@@ -247,19 +247,19 @@ class Library(ABC):
             ) from error
 
     def reason(self, error: Exception) -> str:
-        """The message of a refusal."""
+        """Extract the message of a refusal."""
         return str(error).strip()
 
 
 def choose_objective(task: Task, fitting: Mapping[str, tuple[str, ...]], given: Any) -> str:
-    """The objective of a task: the user's, or the first that fits the label's kind.
+    """Choose the objective of a task: the user's, or the first that fits the label's kind.
 
     Args:
         fitting: `binary`, `classes` and `number` to the objectives whose predictions are probabilities, or values.
-        given: what the user wrote, if anything.
+        given: the user's, if there is one.
 
     Raises:
-        SpecError: it does not fit.
+        SpecError: the objective does not fit.
     """
     classes = task.schema.num_classes
     kind = "number" if classes is None else "binary" if classes == 2 else "classes"
@@ -269,6 +269,6 @@ def choose_objective(task: Task, fitting: Mapping[str, tuple[str, ...]], given: 
         found = "a number" if classes is None else f"one of {classes} classes"
         raise SpecError(
             f"train.params.objective is {given!r}, and the label {task.schema.label!r} is {found}",
-            next_step=f"leave it out, or choose one of {', '.join(fitting[kind])}; train.recipe names one of your own",
+            next_step=f"leave it out, or choose one of {', '.join(fitting[kind])}; name your own in train.recipe",
         )
     return str(given)

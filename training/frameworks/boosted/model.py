@@ -1,4 +1,4 @@
-"""What are grown trees to evaluation and to a model registry? A `TrainedModel`, rebuilt from their file without Ray."""
+"""How are grown trees loaded and measured, as a `TrainedModel`? Without Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALLEST = 1e-7
 
 
 class BoostedPredicts(Predicts):
-    """What can be measured of trees.
+    """How trees predict.
 
     Args:
         own: whether the objective is the user's; then predictions are raw scores.
@@ -33,7 +33,7 @@ class BoostedPredicts(Predicts):
 
     @property
     def predicts(self) -> ClassScores:
-        """Probabilities, unless only the user knows what the scores are."""
+        """Probabilities; raw scores with a user's objective."""
         return "logits" if self._own else "probabilities"
 
 
@@ -45,27 +45,27 @@ class BoostedModel(BoostedPredicts, TrainedModel):
         self._schema, self._forest, self._table = schema, forest, FeatureTable(schema)
 
     def importance(self) -> dict[str, float]:
-        """What the splits at each column gained, as shares of 1."""
+        """Sum the gains of the splits at each column, as shares of 1."""
         return self._table.by_column(self._forest.gains())
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Cross-entropy of classes, squared error of numbers: the mean over the rows."""
+        """Compute the mean cross-entropy of classes, or squared error of numbers."""
         label = batch[self._table.label]
         return loss_of(self.predict(batch, len(label)), label.reshape(-1), self._schema, self.predicts)
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Probabilities, values or raw scores, float32: [rows] or [rows, classes]."""
+        """Predict probabilities, values or raw scores, float32: [rows] or [rows, classes]."""
         return torch.from_numpy(self._forest.predict(self._table.matrix(batch)).astype(np.float32, copy=False))
 
 
 def loss_of(output: Tensor, label: Tensor, schema: FeedSchema, predicts: ClassScores) -> Tensor:
-    """The mean over the rows of cross-entropy, or of the squared error; the same of every objective, so that runs compare.
+    """Compute the mean cross-entropy or squared error, whatever the objective, so that runs compare.
 
     Args:
         output: predictions, [rows] or [rows, classes].
         label: class indices or numbers, [rows].
-        schema: says which.
-        predicts: what the predictions of classes are.
+        schema: of the rows; names the kind of label.
+        predicts: kind of the predictions of classes.
     """
     if schema.num_classes is None:
         return torch.mean((output.double() - label.double()) ** 2)
@@ -77,7 +77,7 @@ def loss_of(output: Tensor, label: Tensor, schema: FeedSchema, predicts: ClassSc
 
 
 def load_boosted(library: Library, spec: ModelSpec, files: Storage) -> BoostedModel:
-    """A trained model from a checkpoint's files, or those of a registered model."""
+    """Load a trained model from the files of a checkpoint or a registered model."""
     own = bool(spec.code.target)
     forest: Any = library.forest(files.read_bytes(library.file), raw=own)
     return BoostedModel(spec.feed_schema, forest, own=own)

@@ -1,11 +1,10 @@
-"""What does one Ray Train worker do to boost trees? It reads its rows, joins the others, goes on from the newest checkpoint."""
+"""How does one rank boost trees? It reads its rows, joins the others and continues from the newest checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import ray
@@ -26,19 +25,14 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.session.attempt import start_rank
 
-__all__ = ["rank_of", "run_boosted_rank", "without_patience"]
+__all__ = ["run_boosted_rank", "without_patience"]
 
 READ_BYTES = 16 << 20
-"""About so many bytes of features are read at once, by each rank."""
-
-
-def rank_of(library: Library) -> Callable[..., RankResult]:
-    """What every worker does with this library."""
-    return partial(run_boosted_rank, library)
+"""Bytes of features in a batch of one rank, about."""
 
 
 def without_patience(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The library's part of `train.params`."""
+    """Return the library's part of `train.params`."""
     return {name: value for name, value in params.items() if name != PATIENCE}
 
 
@@ -89,7 +83,7 @@ def run_boosted_rank(
 
 
 def _read(checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None, BestRound]:
-    """The trees, and the best round so far."""
+    """Read the trees, and the best round so far."""
     if checkpoint is None:
         return None, BestRound()
     files = checkpoint.storage
@@ -97,7 +91,7 @@ def _read(checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None
 
 
 def _shard(job: TrainJob, task: Task, split: Split, group: Group) -> ShardTable:
-    """This rank's rows: as they are stored, for their order means nothing to trees, unless the order draws some of them."""
+    """Open this rank's rows as they are stored, or as drawn; trees do not depend on the order."""
     row_bytes = 4 * len(task.table.names)
     rows = max(1024, READ_BYTES // row_bytes) * group.world_size
     order = job.order if job.order.is_drawn else make_order(ShuffleSpec(mode="none"), job.manifest.rows["train"])

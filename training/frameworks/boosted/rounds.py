@@ -1,7 +1,7 @@
-"""The loop of boosting: a round, what it is worth on both splits, a checkpoint where one is due.
+"""The loop of boosting: a round, metrics of both splits, a checkpoint where one is due.
 
-Every rank does the same rounds and knows the same numbers; rank 0 charts and saves. Each validated round is a candidate for the
-best one, but none is saved for that alone: the trees of an earlier round are the first of a later one's, so the best so far is
+Every rank grows the same rounds and has the same numbers; rank 0 charts and saves. Each validated round may be the best one,
+but none is saved for that alone: the trees of an earlier round are the first of a later one's, so the best so far is
 written with the next checkpoint that is due.
 """
 
@@ -36,24 +36,24 @@ from penstock.training.state import TrainState
 __all__ = ["BEST_ROUND", "PATIENCE", "BestRound", "FirstRank", "Parts", "rounds_of", "run_rounds"]
 
 PATIENCE = "early_stopping_rounds"
-"""The one of `train.params` that is the pipeline's to keep, not the library's."""
+"""The only one of `train.params` that the library does not get."""
 
 BEST_ROUND = "progress.json"
-"""What a checkpoint holds besides the trees."""
+"""The file of a checkpoint with the `BestRound`."""
 
 
 class BestRound(Section):
     """The best round so far."""
 
     value: float | None = None
-    """Of the metric of `train.checkpoint.best`."""
+    """Value of the metric of `train.checkpoint.best`."""
     step: int = 0
     """The latest round with that value."""
     reached: int = 0
     """The first round with that value: patience counts from here."""
 
     def after(self, step: int, value: float | None, rule: BestSpec) -> BestRound:
-        """Once round `step` is measured."""
+        """Return the best round after round `step` is measured."""
         if value is None or not math.isfinite(value):
             return self
         sign = 1.0 if rule.mode == "min" else -1.0
@@ -64,7 +64,7 @@ class BestRound(Section):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop works with; `first` on rank 0 alone."""
+    """The parts of the loop; `first` on rank 0 alone."""
 
     job: TrainJob
     group: Group
@@ -77,12 +77,12 @@ class Parts:
 
 
 def rounds_of(spec: TrainSpec) -> int:
-    """How many rounds are asked for."""
+    """Return the number of rounds that the spec sets."""
     return min(spec.epochs, spec.max_steps) if spec.max_steps is not None else spec.epochs
 
 
 def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[Literal["finished", "interrupted"], TrainState]:
-    """Boost from `state` to the end of the spec, or until rank 0 wants to stop. A collective."""
+    """Boost from `state` to the end of the spec, or until the driver asks for a stop. A collective."""
     group, first, spec = parts.group, parts.first, parts.job.spec
     labels = torch.cat([torch.from_numpy(labels) for _, labels in parts.train.batches()])
     held_out = None
@@ -99,7 +99,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
         sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
         if held_out is not None:
             sums[2:] = [_loss_sum(parts, "validation", held_out, parts.metrics), float(len(held_out))]
-        wishes = first.wants() if first is not None else (False, False)
+        wishes = first.wishes() if first is not None else (False, False)
         everyones = [each if rank == group.rank else 0.0 for rank in range(group.world_size) for each in spent]
         train, rows, lost, others, stop, save, *of_ranks = group.sum([*sums, *map(float, wishes), *everyones])
         if group.world_size > 1:
@@ -127,8 +127,8 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
 
 def _over(spec: TrainSpec, state: TrainState, best_round: BestRound) -> bool:
     patience = spec.params.get(PATIENCE)
-    tired = patience is not None and best_round.value is not None and state.step - best_round.reached >= int(patience)
-    return tired or state.step >= rounds_of(spec)
+    out_of_patience = patience is not None and best_round.value is not None and state.step - best_round.reached >= int(patience)
+    return out_of_patience or state.step >= rounds_of(spec)
 
 
 def _loss_sum(
@@ -152,11 +152,10 @@ class FirstRank:
     """Rank 0's part: points for the tracker, and checkpoints.
 
     Args:
-        job: what is trained.
-        courier: takes events to the driver.
+        courier: sends events to the driver.
         writer: writes checkpoints in the background.
-        facts: what is the same in every checkpoint of this worker group.
-        file: the name that the trees have in one.
+        facts: the same in every checkpoint of this worker group.
+        file: name of the trees in a checkpoint.
     """
 
     def __init__(self, job: TrainJob, courier: Courier, writer: CheckpointWriter, facts: CheckpointFacts, file: str) -> None:
@@ -168,8 +167,8 @@ class FirstRank:
         """Measured since the last checkpoint; None where that or an earlier one is still the best."""
         self._warned = False
 
-    def wants(self) -> tuple[bool, bool]:
-        """A stop when the driver asked for one, a save when the time has come and the writer is free."""
+    def wishes(self) -> tuple[bool, bool]:
+        """Whether the driver asks for a stop, and whether `every_s` is over and the writer is free."""
         self._writer.check()
         every_s = self._job.spec.checkpoint.every_s
         due = every_s is not None and time.monotonic() - self._saved_s >= every_s
@@ -183,7 +182,7 @@ class FirstRank:
         rows_per_s: float,
         logged: Mapping[str, float],
     ) -> None:
-        """Take in a round; `logged` is charted with it: what the user's code has logged, and each rank's times."""
+        """Chart a round, with `logged`: values of the user's code and each rank's times."""
         self._now = _Measured(state, best_round, values)
         if best_round.step == state.step:
             self._best = self._now
@@ -198,11 +197,11 @@ class FirstRank:
         self._courier.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
 
     def finish(self) -> str | None:
-        """Wait until all is written; returns the name of the newest checkpoint written here."""
+        """Wait until all is written. Returns the name of the newest checkpoint written here."""
         return self._writer.wait()
 
     def save(self, trees: Trees) -> None:
-        """Have the best round since the last checkpoint and the newest one written in the background.
+        """Write the best round since the last checkpoint, and the newest one, in the background.
 
         Raises:
             CheckpointError: the one before could not be written.

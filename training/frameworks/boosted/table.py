@@ -1,4 +1,4 @@
-"""How do the columns of a batch become the matrix that trees are grown on, and what is each of its features called?"""
+"""How do the columns of a batch become a matrix of named features?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FeatureTable", "Floats"]
 Floats = NDArray[np.float32]
 
 _NOT_IN_NAMES = re.compile(r"[\[\]<>{}\":,\s]")
-"""What one library or the other takes in no feature's name."""
+"""Characters that one of the libraries refuses in a feature's name."""
 
 
 class FeatureTable:
@@ -33,7 +33,7 @@ class FeatureTable:
         ragged = [column.name for column in schema.features if column.ragged is not None]
         if ragged:
             raise SpecError(
-                f"trees need rows of one length, and those of {', '.join(ragged)} differ",
+                f"trees need rows of one length, and the rows of {', '.join(ragged)} differ",
                 next_step="drop the column in `preprocess`, or make numbers of it with map_batches",
             )
         if schema.label is None or not schema.features:
@@ -47,7 +47,7 @@ class FeatureTable:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the features: the column's name, with the place in it where it holds several."""
+        """Names of the features: the column's, with a number if it holds several."""
         found: list[str] = []
         for column in self.schema.features:
             size = math.prod(column.shape)
@@ -56,7 +56,7 @@ class FeatureTable:
         return found if len(set(found)) == len(found) else [f"f{number}_{name}" for number, name in enumerate(found)]
 
     def matrix(self, batch: Mapping[str, Tensor]) -> Floats:
-        """The features of a batch on the CPU, [rows, features]. Shares memory with a single column of float32."""
+        """Build the matrix of a batch on the CPU, [rows, features]. Shares memory with a single column of float32."""
         parts = [batch[column.name].numpy() for column in self.schema.features]
         parts = [part.reshape(len(part), -1) for part in parts]
         if len(parts) == 1:
@@ -66,11 +66,11 @@ class FeatureTable:
         return matrix
 
     def labels(self, batch: Mapping[str, Tensor]) -> Floats:
-        """The label of a batch, [rows]: the class's index, or the number."""
+        """Return the label of a batch, [rows]: the class's index, or the number."""
         return batch[self.label].numpy().reshape(-1).astype(np.float32)
 
     def by_column(self, gains: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-        """Sum what each feature counts over the features of each column; shares of 1, the largest first."""
+        """Sum the gains of the features of each column; shares of 1, the largest first."""
         total, first, shares = float(np.sum(gains)), 0, dict[str, float]()
         for column in self.schema.features:
             size = math.prod(column.shape)

@@ -1,31 +1,24 @@
-"""What does Keras do for the pipeline? It brings a compiled model, which learns in one worker."""
+"""How does a compiled Keras model train in one worker?"""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
-from dataclasses import replace
 
 from penstock.errors import PreflightError, SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.keras.library import TENSORFLOW, backend, build, choose_backend, inputs_of
-from penstock.training.frameworks.keras.loading import KerasModel
-from penstock.training.frameworks.keras.state import WEIGHTS, WHOLE
-from penstock.training.frameworks.own_loop import OwnLoop
-from penstock.training.frameworks.own_trainer import installed, must_have, refuse_unread
-from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.model import Predicts
+from penstock.training.frameworks.keras.loading import WEIGHTS, WHOLE, KerasModel
+from penstock.training.frameworks.on_workers import OwnLoop, installed, refuse_unread, require_installed
+from penstock.training.model import Predicts, UsualPredicts
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
 __all__ = ["KERAS", "KerasFramework"]
 
-_THE_MODELS = {
+_UNREAD = {
     "learning_rate": "the optimizer that the model is compiled with has one",
     "clip_norm": "the optimizer has global_clipnorm",
     "accumulate": "the optimizer has gradient_accumulation_steps",
@@ -35,11 +28,7 @@ _THE_MODELS = {
     "last_batch": "the last batch of an epoch is kept",
     "start_from": "load weights where the model is built",
 }
-"""Field that is not read -> what does instead."""
-
-
-class _NotBuilt(Predicts):
-    """What can be measured of a model that will be there when the schema is known."""
+"""Field that is not read -> the way to do it here."""
 
 
 class KerasFramework(OwnLoop):
@@ -48,11 +37,12 @@ class KerasFramework(OwnLoop):
     loader = "penstock.training.frameworks.keras.loading:load"
     model_files = (WEIGHTS, WHOLE)
     fit = "penstock.training.frameworks.keras.loop:fit"
+    on_cpus = True
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Keras and its backend, as they are installed."""
-        there = must_have("keras", "keras")
+        """Keras and its installed backend."""
+        there = require_installed("keras", "keras")
         if backend() == "tensorflow":
             found = installed(*TENSORFLOW)
             if not found:
@@ -65,7 +55,7 @@ class KerasFramework(OwnLoop):
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the function; refuse settings that only penstock's own loop reads, and more than one worker."""
-        refuse_unread(spec, _THE_MODELS)
+        refuse_unread(spec, _UNREAD)
         _ = self.libraries
         if spec.workers > 1:
             raise SpecError(
@@ -80,11 +70,11 @@ class KerasFramework(OwnLoop):
         choose_backend()
         function = code.load()
         if isinstance(function, type) or not callable(function):
-            raise SpecError(f"train.recipe: {code.target} is no function (schema, **params) that returns a compiled model")
-        return _NotBuilt()
+            raise SpecError(f"train.recipe: {code.target} is not a function (schema, **params) that returns a compiled model")
+        return UsualPredicts()
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """A step of training, and predict."""
+        """Train one step, and predict."""
         seed_rng(seed)
         module = build(code, spec.params, schema)
         model = KerasModel(module, schema, code.target)
@@ -94,7 +84,7 @@ class KerasFramework(OwnLoop):
         if not math.isfinite(value):
             raise TrainingError(
                 f"{code.target}: the loss of the first batch is {value}",
-                next_step="look at the columns' values (scale, missing values), and at the model's loss",
+                next_step="check the columns' values (scale, missing values) and the model's loss",
             )
         shape = list(model.predict(columns, batch.rows).shape)
         parameters = int(module.count_params())
@@ -105,18 +95,6 @@ class KerasFramework(OwnLoop):
             checkpoint_bytes=parameters * 16,
             predict_shape=shape,
         )
-
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Train on a Ray Train worker, on CPUs."""
-        on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
-        return super().train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster)
 
 
 KERAS = KerasFramework()

@@ -1,4 +1,4 @@
-"""What does the user's code say of a Keras model, and how does one take a batch of the feed? Without Ray."""
+"""How is the user's Keras model built, and how is a batch of the feed passed to it? Without Ray."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
-from penstock.training.frameworks.own_trainer import blaming_the_build, installed
+from penstock.training.frameworks.on_workers import build_user_model, installed
 from penstock.usercode.capture import UserCode
 
 __all__ = ["TENSORFLOW", "backend", "build", "choose_backend", "import_keras", "inputs_of"]
 
 TENSORFLOW = ("tensorflow", "tensorflow-cpu")
-"""Distributions that bring it."""
+"""Distributions of TensorFlow."""
 
 
 def backend() -> str:
-    """What Keras computes with: KERAS_BACKEND, else TensorFlow where it is installed, else torch."""
+    """Keras' backend: KERAS_BACKEND, else TensorFlow where it is installed, else torch."""
     return os.environ.get("KERAS_BACKEND") or ("tensorflow" if installed(*TENSORFLOW) else "torch")
 
 
 def choose_backend() -> None:
     """Set that backend for every import of Keras in this process; the user's file may be the first to import it."""
     os.environ["KERAS_BACKEND"] = backend()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its start is four lines on every worker
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else every worker prints four lines
 
 
 def import_keras() -> Any:
@@ -43,14 +43,14 @@ def import_keras() -> Any:
 
 
 def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
-    """The compiled model that the user's function makes of (schema, **params).
+    """Call the user's function with (schema, **params), for a compiled model.
 
     Raises:
-        SpecError: it makes something else, or `train.params` do not fit.
+        SpecError: the function returns something else, or `train.params` do not fit.
     """
     keras = import_keras()
     function = code.load()
-    model = blaming_the_build(code, lambda: function(schema, **code.located(dict(params))), params)
+    model = build_user_model(code, lambda: function(schema, **code.located(dict(params))), params)
     if not isinstance(model, keras.Model):
         raise SpecError(f"train.recipe: {code.target} made a {type(model).__name__}, not a keras.Model")
     if not model.compiled:
@@ -61,7 +61,7 @@ def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
 
 
 def inputs_of(model: Any, batch: Mapping[str, Tensor], schema: FeedSchema, target: str) -> Any:
-    """What the model is called with: the only column, or the columns that its inputs are named by. NumPy arrays.
+    """Choose the model's inputs: the only column, or the columns with the names of its inputs. NumPy arrays.
 
     Raises:
         TrainingError: no column has an input's name.

@@ -1,20 +1,33 @@
-"""How does a trained Keras model come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+"""How is a trained Keras model saved, and loaded from a checkpoint or a registry? Without Ray, pickle and archives."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 from torch import Tensor
 
+from penstock.errors import CheckpointError
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.training.frameworks.keras.library import build, inputs_of
-from penstock.training.frameworks.keras.state import WEIGHTS, read_variables
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
 
-__all__ = ["KerasModel", "load"]
+__all__ = ["OPTIMIZER", "WEIGHTS", "WHOLE", "KerasModel", "load", "read_variables", "written_variables"]
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+"""In a checkpoint: the model's variables, with those of its random layers, and the optimizer's. The first is registered."""
+
+WHOLE = "model.keras"
+"""The model with its architecture, as `keras.models.load_model` reads it; registered, too."""
+
+
+_COUNTED = re.compile(r"_\d+(?=_|$)")
+"""The number that Keras puts into the name of each layer; it depends on the layers that the process has made before. An
+optimizer's variables contain the names of the layers."""
 
 
 class KerasModel(TrainedModel):
@@ -30,20 +43,20 @@ class KerasModel(TrainedModel):
         return "logits" if config.get("from_logits") else "probabilities"
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """As the model is compiled."""
+        """Compute the loss that the model is compiled with."""
         inputs = inputs_of(self._model, batch, self._schema, self._target)
         label = batch[str(self._schema.label)].numpy() if self._schema.label is not None else None
         found = self._model.compute_loss(inputs, label, self._model(inputs, training=False), training=False)
         return torch.as_tensor(float(_array(found)))
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Its output; one number of a row is a value."""
+        """Call the model; one number a row is a value, [rows]."""
         output = torch.from_numpy(np.array(_array(self._model(inputs_of(self._model, batch, self._schema, self._target)))))
         return output.squeeze(-1) if output.ndim == 2 and output.shape[1] == 1 else output
 
 
 def load(spec: ModelSpec, files: Storage) -> KerasModel:
-    """The model with its weights.
+    """Load the model with its weights.
 
     Raises:
         CheckpointError: the weights do not fit the model.
@@ -51,6 +64,30 @@ def load(spec: ModelSpec, files: Storage) -> KerasModel:
     model = build(spec.code, spec.params, spec.feed_schema)
     read_variables(files.read_bytes(WEIGHTS), model.variables, files.uri(WEIGHTS))
     return KerasModel(model, spec.feed_schema, spec.code.target)
+
+
+def written_variables(variables: list[Any]) -> bytes:
+    """Encode the values in their order, by `number/path`: equal bytes for equal values."""
+    return safetensors.numpy.save({name: np.array(_array(variable.value)) for name, variable in _named(variables).items()})
+
+
+def read_variables(content: bytes, variables: list[Any], what: str) -> None:
+    """Assign the values of a file.
+
+    Raises:
+        CheckpointError: the file is of other variables.
+    """
+    found = {_COUNTED.sub("", name): values for name, values in safetensors.numpy.load(content).items()}
+    wanted = _named(variables)
+    shapes = {name: tuple(variable.shape) for name, variable in wanted.items()}
+    if {name: values.shape for name, values in found.items()} != shapes:
+        raise CheckpointError(f"{what} does not fit the model: it has {sorted(found)[:6]}, the model {sorted(wanted)[:6]}")
+    for name, variable in wanted.items():
+        variable.assign(found[name])
+
+
+def _named(variables: list[Any]) -> dict[str, Any]:
+    return {f"{number:04d}/{_COUNTED.sub('', variable.name)}": variable for number, variable in enumerate(variables)}
 
 
 def _array(value: Any) -> np.ndarray:

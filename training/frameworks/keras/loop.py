@@ -1,6 +1,6 @@
 """How does a compiled Keras model learn from penstock's rows? One `train_on_batch` a step.
 
-`Model.fit` reads ahead in a thread of its own, so that after a kill no one could say which rows it had learned from.
+`Model.fit` reads ahead in a thread of its own: after a kill it would be unknown which rows were learned.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from penstock.training.frameworks.keras.library import backend, build, choose_backend, import_keras, inputs_of
-from penstock.training.frameworks.keras.loading import KerasModel
-from penstock.training.frameworks.keras.state import OPTIMIZER, WEIGHTS, WHOLE, read_variables, written_variables
+from penstock.training.frameworks.keras.loading import (
+    OPTIMIZER,
+    WEIGHTS,
+    WHOLE,
+    KerasModel,
+    read_variables,
+    written_variables,
+)
 from penstock.training.job import TrainJob
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
@@ -31,7 +37,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     """Train to the end of the spec, as the only rank.
 
     Raises:
-        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+        StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     keras = import_keras()
     keras.utils.set_random_seed(job.seed)
@@ -47,7 +53,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         label = batch[schema.label].numpy() if schema.label is not None else None
         return inputs_of(model, batch, schema, job.code.target), label
 
-    # A model has variables once it has seen a batch. Keras calls a loss of the user's to learn its shape: that is not a step.
+    # A model has variables after a first batch. Keras calls the user's loss to find its shape: not a step.
     first = next(iter(open_job_feed(job, "train", 0, 1, group.device).batches(0)))
     with collecting(OwnValues(None, "build")):
         model.test_on_batch(*given(first.columns))

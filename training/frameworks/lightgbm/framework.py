@@ -1,4 +1,4 @@
-"""What does lightgbm do for the pipeline? What all libraries of boosted trees do."""
+"""The framework `lightgbm`."""
 
 from __future__ import annotations
 

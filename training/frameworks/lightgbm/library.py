@@ -1,8 +1,8 @@
 """How does lightgbm grow trees on several ranks, so that a continued training grows the same ones?
 
-It goes on from a model by taking that model's scores as the rows' first ones: the same sums of the same leaves. What draws
-features keeps a generator from round to round, so where features are drawn each round gets seeds of its own. What draws rows
-(bagging, GOSS) and what drops trees (DART) cannot be put back: `not_repeatable` says so.
+A continued training starts with the scores of the model: the same sums of the same leaves. The generator that draws features
+goes on from round to round, so each round gets seeds of its own if features are drawn. The states of bagging, GOSS and DART
+cannot be restored: see `not_repeatable`.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _FEATURE_DRAWS = (
 )
 
 _OF_THIS_RUN = re.compile(r"\nparameters:.*?end of parameters\n|\npandas_categorical:[^\n]*", re.DOTALL)
-"""In a model's text: addresses and threads of those that trained it."""
+"""Addresses and threads of the ranks, in a model's text."""
 
 TIME_OUT_MIN = 120
-"""How long a rank may be busy with its part while the others wait; a rank that died is noticed by Ray Train."""
+"""Limit of a rank's work while the others wait; Ray Train detects dead ranks."""
 
 
 class LightgbmTrees:
@@ -76,16 +76,16 @@ class LightgbmTrees:
         self._own, self._seed = task.own, task.seed
         rows = _dataset(train, params)
         if content is not None:  # as lightgbm.train does for its init_model
-            self._begun = lightgbm.Booster(model_str=content.decode())  # kept: the predictor has no more than its address
+            self._begun = lightgbm.Booster(model_str=content.decode())  # kept alive: the predictor holds only its address
             rows._set_predictor(_InnerPredictor.from_booster(self._begun, pred_parameter={}))
         self._booster = lightgbm.Booster(params, rows)
         if validation is not None:
-            self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # its first scores, too
+            self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # with first scores
         self._labels = np.asarray(rows.get_label(), np.float32)
         self._draws = any(params.get(name, 1) not in (1, 1.0, False) or params.get(name) is True for name in _FEATURE_DRAWS)
 
     def grow(self, number: int) -> None:
-        """A round; see the module for the seeds."""
+        """Grow a round, with seeds of its own if features are drawn."""
         with LIBRARY.reraising():
             if self._draws:
                 seeds = {name: (self._seed + 7919 * number + place) % 2**31 for place, name in enumerate(_SEEDS)}
@@ -93,22 +93,22 @@ class LightgbmTrees:
             self._booster.update(fobj=self._derivatives if self._own is not None else None)
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
-        """What lightgbm keeps from round to round, as it hands it to metrics."""
+        """Return the scores that lightgbm keeps from round to round, by a metric that gets them."""
         seen: list[NDArray[Any]] = []
 
-        def look(predictions: NDArray[Any], rows: lightgbm.Dataset) -> tuple[str, float, bool]:
+        def collect(predictions: NDArray[Any], rows: lightgbm.Dataset) -> tuple[str, float, bool]:
             seen.append(np.asarray(predictions, np.float32))
             return "", 0.0, True
 
-        self._booster.eval_train(look) if split == "train" else self._booster.eval_valid(look)
+        self._booster.eval_train(collect) if split == "train" else self._booster.eval_valid(collect)
         return seen[0]
 
     def train_loss(self) -> float | None:
-        """As lightgbm measures it on all its threads, which add up in no order that is promised: in single precision."""
+        """Round lightgbm's loss to single precision: its threads add up in any order."""
         return None if self._own is not None else float(np.float32(self._booster.eval_train()[0][2]))
 
     def content(self, rounds: int) -> bytes:
-        """As text, without what differs from run to run."""
+        """Encode as text, without values that differ from run to run."""
         return _OF_THIS_RUN.sub("", self._booster.model_to_string(num_iteration=rounds)).encode()
 
     def _derivatives(self, scores: NDArray[Any], rows: lightgbm.Dataset) -> tuple[Floats, Floats]:
@@ -123,12 +123,12 @@ class LightgbmForest:
         self._booster, self._raw = lightgbm.Booster(model_str=content.decode()), raw
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
-        """In this process, with as many threads as torch has here."""
+        """Predict in this process, with as many threads as torch has here."""
         made = self._booster.predict(matrix, raw_score=self._raw, num_threads=torch.get_num_threads())
         return np.asarray(made)
 
     def gains(self) -> NDArray[np.float64]:
-        """Features without a split have none."""
+        """Sum the gains; 0 for a feature without a split."""
         return np.asarray(self._booster.feature_importance("gain"), np.float64)
 
 
@@ -159,29 +159,29 @@ class LightgbmLibrary(Library):
     lost = ("socket", "recv", "send", "connect", "linker", "network")
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse what cannot go on from a checkpoint, what would give other bits each time, and names unknown to lightgbm."""
+        """Refuse parameters that are unknown, cannot be resumed or are nondeterministic."""
         aliases = _ConfigAliases._get_all_param_aliases()
         refuse_unused("lightgbm", params, {*aliases, *(alias for others in aliases.values() for alias in others)})
         for name in _BOOSTING:
             if params.get(name) in ("rf", "random_forest"):
-                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot go on from a checkpoint")
+                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot continue from a checkpoint")
         if params.get("deterministic") is False:
-            raise SpecError("train.params.deterministic is false: a continued training would end elsewhere; take it out")
+            raise SpecError("train.params.deterministic is false: a continued training would differ; take it out")
 
     def settings(self, task: Task) -> dict[str, Any]:
-        """The user's parameters, with what the pipeline decides where they leave it open."""
+        """See `Library.settings`."""
         objective = choose_objective(task, _FITTING, task.params.get("objective"))
         classes = task.schema.num_classes or 0
         usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
         if not task.params.get("force_col_wise"):
-            usual["force_row_wise"] = True  # else both are timed, and chance decides
+            usual["force_row_wise"] = True  # else lightgbm times both, which is nondeterministic
         more = {"num_class": classes} if classes > 2 else {}
         metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
         ours = {"metric": "None", "objective": "none"} if task.own else {"metric": metric, "objective": objective}
         return {**usual, **more, **task.params, **ours}
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
-        """Rows that are drawn, trees that are dropped."""
+        """Name the parameter that draws rows or drops trees."""
         for name in _ROW_SHARES:
             if float(params.get(name, 1)) < 1:
                 return f"lightgbm does not keep the state of {name}"
@@ -191,12 +191,12 @@ class LightgbmLibrary(Library):
         return None
 
     def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """`num_leaves`."""
+        """Return `num_leaves`."""
         return int(params.get("num_leaves", 31))
 
     @contextmanager
     def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
-        """Every rank names a free port; lightgbm connects them when the trees begin, until they are gone."""
+        """Choose a free port on every rank; lightgbm connects them while the trees exist."""
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]

@@ -1,5 +1,5 @@
-"""How does a LightningModule train in the pipeline? Lightning's Trainer runs the loop; rows, checkpoints and charts are ours.
+"""How does a LightningModule train in the pipeline? Its Trainer runs the loop; rows, checkpoints and charts are penstock's.
 
-Public: `framework` (what the pipeline calls), `loading` (a trained module again, without Ray). Lightning has two names,
-`lightning` and `pytorch_lightning`; the one that the user's class is of is used, and neither is imported before that class is.
+Public: `framework`, `loading` (without Ray). Lightning has two names, `lightning` and `pytorch_lightning`; the user's class
+decides which is imported.
 """

@@ -1,4 +1,4 @@
-"""What does Lightning do for the pipeline? Its Trainer trains the user's LightningModule in penstock's ranks."""
+"""How does Lightning's Trainer train a LightningModule in penstock's ranks?"""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, make_module
 from penstock.training.frameworks.lightning.loading import WEIGHTS, LightningModel
-from penstock.training.frameworks.own_loop import OwnLoop
-from penstock.training.frameworks.own_trainer import installed, refuse_unread
+from penstock.training.frameworks.on_workers import OwnLoop, installed, refuse_unread
 from penstock.training.frameworks.torch.one_batch import without_label
 from penstock.training.model import Predicts
 from penstock.training.rng import seed_rng
@@ -20,7 +19,7 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["LIGHTNING", "LightningFramework"]
 
-_THE_MODULES = {
+_UNREAD = {
     "learning_rate": "configure_optimizers() sets it, from train.params if you like",
     "accumulate": "raise train.batch_rows, or optimize by hand in training_step()",
     "compile": "call torch.compile in configure_model()",
@@ -29,7 +28,7 @@ _THE_MODULES = {
     "last_batch": "the last batch of an epoch is kept",
     "start_from": "load weights in configure_model()",
 }
-"""Field that is not read -> what does instead."""
+"""Field that is not read -> the way to do it here."""
 
 
 class LightningFramework(OwnLoop):
@@ -41,7 +40,7 @@ class LightningFramework(OwnLoop):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Torch and the Lightning that is installed."""
+        """Torch and the installed Lightning."""
         there = installed(*DISTRIBUTIONS)
         if not there:
             raise PreflightError("train.framework: lightning is not installed", next_step='pip install "penstock[lightning]"')
@@ -49,7 +48,7 @@ class LightningFramework(OwnLoop):
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Construct the module; refuse settings that only penstock's own loop reads."""
-        refuse_unread(spec, _THE_MODULES)
+        refuse_unread(spec, _UNREAD)
         _ = self.libraries
         return LightningModel(make_module(code, spec.params), code.target)
 
@@ -64,7 +63,7 @@ class LightningFramework(OwnLoop):
         if isinstance(module.automatic_optimization, bool) and module.automatic_optimization and not torch.isfinite(found):
             raise TrainingError(
                 f"{code.target}: the loss of the first batch is {value}",
-                next_step="look at the columns' values (scale, missing values), and return the loss of the step",
+                next_step="check the columns' values (scale, missing values), and return the loss of the step",
             )
         module.configure_optimizers()
         shape = None

@@ -1,4 +1,4 @@
-"""How does a trained LightningModule come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+"""How is a trained LightningModule loaded, from a checkpoint or a registry? Without Ray."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class LightningModel(TrainedModel):
         return torch.device(self._module.device)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """What `validation_step` returns, else `training_step`: the loss, or a dict with it. NaN where neither does."""
+        """Call `validation_step`, else `training_step`, for a loss or a dict with one. NaN where neither returns one."""
         for name in ("validation_step", "training_step"):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # self.log() says that there is no Trainer
+                warnings.simplefilter("ignore")  # self.log() warns without a Trainer
                 found = getattr(self._module, name)(batch, 0)
             found = found.get("loss") if isinstance(found, dict) else found
             if isinstance(found, Tensor):
@@ -54,7 +54,7 @@ class LightningModel(TrainedModel):
         return torch.tensor(torch.nan)
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """What `predict_step` returns, which is `forward` unless the module says otherwise."""
+        """Call `predict_step`, which by default is `forward`."""
         output = self._module.predict_step(batch, 0)
         if not isinstance(output, Tensor):
             raise TrainingError(f"{self._target}.predict_step returned a {type(output).__name__}, not a tensor")
@@ -62,7 +62,7 @@ class LightningModel(TrainedModel):
 
 
 def load(spec: ModelSpec, files: Storage) -> LightningModel:
-    """The module with its weights, in eval mode; on a GPU if this process has one.
+    """Load the module with its weights, in eval mode; on a GPU if this process has one.
 
     Raises:
         CheckpointError: the weights do not fit the module.

@@ -37,7 +37,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
 
     Raises:
         SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
-        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+        StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     spec = job.spec
     module = make_module(job.code, spec.params)
@@ -80,7 +80,7 @@ def _environment(pl: Any, group: Group) -> Any:
     base: Any = importlib.import_module(f"{pl.__name__}.plugins.environments").LightningEnvironment
 
     class Ranks(base):  # type: ignore[misc]  # of a package that is known only here
-        """The ranks that there are already."""
+        """The ranks that Ray Train has started."""
 
         creates_processes_externally = True
 
@@ -109,13 +109,13 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
     spec = job.spec
 
     class Saving(pl.callbacks.Checkpoint):  # type: ignore[misc]  # the Trainer calls callbacks of this kind last
-        """Reports what was measured, and saves when `train.checkpoint` says so; at an epoch's end behind its validation."""
+        """Reports metrics, and saves as `train.checkpoint` sets; at an epoch's end after its validation."""
 
         def __init__(self) -> None:
             self._plan = SavePlan(job, group, session)
             self._of_validation: set[str] = set()
             self._logged: dict[str, float] = {}
-            """By penstock.log, in the last validation."""
+            """Values of penstock.log in the last validation."""
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -143,7 +143,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             self._report(trainer, module, save=self._plan.due_at_epochs_end(last=last), validated=True)
 
         def _report(self, trainer: Any, module: Any, *, save: bool, validated: bool = False) -> None:
-            # Of the last validation, and not of these weights, is what it measured until the next one.
+            # Between validations the metrics of the last one are of older weights.
             stale = set() if validated else self._of_validation
             values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in stale}
             if validated:
@@ -165,4 +165,4 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
 
 def _saved(value: Tensor) -> Tensor:
-    return value.detach().cpu().clone(memory_format=torch.contiguous_format)  # tied weights share no memory there
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors refuses shared memory

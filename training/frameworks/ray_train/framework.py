@@ -1,24 +1,21 @@
-"""What does a Ray Train function do for the pipeline? It brings the loop; rows, checkpoints and charts are penstock's."""
+"""How does a function for Ray Train train in the pipeline? The loop is its own; rows, checkpoints and charts are penstock's."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable
-from typing import Any
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.frameworks.ray_train.loading import LoopModel
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
-from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
-from penstock.training.on_ray import trainer
 from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
@@ -29,20 +26,26 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["RAY_TRAIN", "RayTrainFramework", "run_loop_rank"]
 
-_THE_LOOPS = (
+_UNREAD = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
     *("validate_every_steps", "on_nan", "last_batch", "callbacks", "start_from"),
 )
-"""Fields that a loop decides itself."""
+"""Fields that a user's loop does not read."""
 
 
-class RayTrainFramework:
+class RayTrainFramework(OnWorkers):
     """See `penstock.training.frameworks.framework.Framework`."""
 
     libraries = ("torch", "ray")
     loader = "penstock.training.frameworks.ray_train.loading:load"
     model_files = (FOLDER_FILE,)
     a_step = "what the function does with one batch, of a size that it chooses"
+    in_ray_train = True
+
+    @property
+    def run_rank(self) -> Callable[..., RankResult]:
+        """Calls the function in a session."""
+        return run_loop_rank
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the function; refuse settings that only a recipe's loop reads."""
@@ -54,31 +57,19 @@ class RayTrainFramework:
                 "not a function",
                 next_step="a class with build_model and loss is a recipe: train.recipe",
             )
-        asked = spec.set_by_user(_THE_LOOPS)
+        asked = spec.set_by_user(_UNREAD)
         if asked:
             raise SpecError(
-                f"train.loop: {code.target} has its own loop, which reads no "
-                + " and no ".join(f"train.{name}" for name in asked),
+                f"train.loop: {code.target} has its own loop, which does not read "
+                + " and ".join(f"train.{name}" for name in asked),
                 next_step="put it into train.params, which the function gets as its config",
             )
         module = sys.modules[function.__module__]
         return LoopModel(True if hasattr(module, "load_model") else None, module, code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Nothing: a loop cannot be called for one batch."""
+        """Try nothing: a loop cannot be called for one batch."""
         return TriedBatch(loss=None, parameters=0, weights_bytes=0, checkpoint_bytes=0, predict_shape=None)
-
-    def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
-    ) -> TrainOutcome:
-        """Call the function on Ray Train workers."""
-        work: Any = run_loop_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
 
 
 def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:

@@ -1,4 +1,4 @@
-"""How does the model of a Ray Train function come back? By `load_model(folder, config)` beside it, if that is there."""
+"""How is the model of a Ray Train function loaded? By `load_model(folder, config)` in its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LoopModel", "load"]
 
 
 class LoopModel(TrainedModel):
-    """See `penstock.training.model.TrainedModel`. Without `load_model` it can say nothing, and only keeps the files."""
+    """See `penstock.training.model.TrainedModel`. Without `load_model` it cannot predict."""
 
     def __init__(self, model: Any, module: Any, target: str) -> None:
         self._model, self._module, self._target = model, module, target
@@ -39,22 +39,18 @@ class LoopModel(TrainedModel):
         """The file's `predicts`, else logits."""
         return getattr(self._module, "predicts", "logits")  # type: ignore[no-any-return]
 
-    def metrics(self) -> dict[str, Any] | None:
-        """The usual ones."""
-        return None
-
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """As the file's function says; NaN without one."""
+        """Call the file's `loss`; NaN without one."""
         if not self.has_loss:
             return torch.tensor(torch.nan)
         loss: Tensor = self._module.loss(self._model, batch)
         return loss.reshape(())
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """By the file's `predict(model, batch)`, else the model called with the batch, or with its only column."""
+        """Call the file's `predict(model, batch)`, else the model with the batch, or with its only column."""
         if self._model is None:
             raise TrainingError(
-                f"{self._target}: there is no load_model(folder, config) beside it, so its checkpoints cannot predict",
+                f"{self._target}: its file has no load_model(folder, config), so its checkpoints cannot predict",
                 next_step="add the function to the file; docs/ray-train.md has one",
             )
         own = getattr(self._module, "predict", None)
@@ -64,7 +60,7 @@ class LoopModel(TrainedModel):
 
 
 def load(spec: ModelSpec, files: Storage) -> LoopModel:
-    """The model that `load_model(folder, config)` makes of a reported folder, in eval mode."""
+    """Call `load_model(folder, config)` with a reported folder; the model is in eval mode."""
     module = sys.modules[spec.code.load().__module__]
     make = getattr(module, "load_model", None)
     if not callable(make):

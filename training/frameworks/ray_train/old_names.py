@@ -1,4 +1,4 @@
-"""Which names of older releases of Ray does a training function use, and what are they called today?"""
+"""Does a training function use names of older releases of Ray?"""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DATASET_CONFIG = "not here: train.datasets in the pipeline file says which data
 
 
 def refuse_old_names(files: Mapping[str, str]) -> None:
-    """Look through the sources that the function reaches; what a script does as `__main__` is left alone.
+    """Refuse old names in the sources that the function reaches; code under `__main__` is not checked.
 
     Args:
-        files: project path -> source text, of Python files; others are passed over.
+        files: project path -> source text; only Python files are checked.
 
     Raises:
         SpecError: all old names, with their lines and today's.
@@ -35,14 +35,14 @@ def refuse_old_names(files: Mapping[str, str]) -> None:
         f"{path}:{line}: {name}: {advice}"
         for path, text in sorted(files.items())
         if path.endswith(".py")
-        for line, name, advice in _whole(set(_found(ast.parse(text))))
+        for line, name, advice in _longest(set(_found(ast.parse(text))))
     ]
     if problems:
         raise SpecError("train.loop uses names of an older Ray", problems=problems, next_step="write today's names")
 
 
-def _whole(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-    """In order, without the parts of a name that stands there whole."""
+def _longest(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """Sort, without the prefixes of a longer name on the same line."""
     return sorted(
         (line, name, advice)
         for line, name, advice in found

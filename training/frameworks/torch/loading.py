@@ -1,4 +1,4 @@
-"""How does a trained torch model come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+"""How is a trained torch model loaded, from a checkpoint or a registry? Without Ray."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["load"]
 
 
 def load(spec: ModelSpec, files: Storage) -> RecipeModel:
-    """The recipe's model with its weights, in eval mode; on a GPU if this process has one.
+    """Load the recipe's model with its weights, in eval mode; on a GPU if this process has one.
 
     Args:
-        files: a checkpoint's, or those of a registered model, which has the weights alone.
+        files: of a checkpoint, or of a registered model, which has the weights alone.
 
     Raises:
         CheckpointError: the weights do not fit the model the recipe builds.

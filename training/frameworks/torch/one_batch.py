@@ -1,4 +1,4 @@
-"""Does one real batch go through the recipe: augment, forward, loss, backward, predict? On the kind of device that trains."""
+"""Does one batch pass through the recipe: augment, forward, loss, backward, predict? On the device that trains."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     """Send one batch through the recipe.
 
     Raises:
-        TrainingError: what is wrong, naming the user's file and line where there is one.
+        TrainingError: the user's code fails; names its file and line.
     """
-    with collecting(OwnValues(None, "train")):  # what is wrong with a logged value shows here, too
+    with collecting(OwnValues(None, "train")):  # a wrong logged value is found here, too
         return _try_batch(code, spec, schema, batch, seed)
 
 
@@ -61,7 +61,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     else:
         loss.backward()  # type: ignore[no-untyped-call]
     if not recipe.has_training_step and (recipe.has_optimizer or recipe.has_scheduler):
-        # Where neither is there nothing is tried: torch loads its compiler for the first optimizer made.
+        # Not without either: torch loads its compiler with the first optimizer.
         recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
     there = {name: column.to(device) for name, column in batch.columns.items()}
@@ -87,10 +87,10 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
 
 
 def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, label: str | None) -> torch.Tensor:
-    """Predictions without the label, which nobody gives a registered model.
+    """Predict without the label, as a registered model must.
 
     Raises:
-        TrainingError: user code fails so; where it is for the label, the error says what to do.
+        TrainingError: the user's code fails; if it needs the label, with advice.
     """
     try:
         return predict({name: column for name, column in columns.items() if name != label})
@@ -100,17 +100,17 @@ def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, 
             raise
         raise TrainingError(
             message,
-            next_step=f"predict without {label!r}: the registered model is asked for it, and its rows have none",
+            next_step=f"predict without {label!r}: the rows that a registered model gets do not have it",
         ) from error
 
 
 def _may_log_elsewhere(code: UserCode) -> bool:
-    """Whether the code may chart values of its own, which it may do in some batches only."""
+    """Whether the code may chart values of its own, perhaps in some batches only."""
     return any(_LOGS.search(text) for path, text in code.files.items() if path.endswith(".py"))
 
 
 def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
-    """The batch as training would get it. Raises TrainingError where it depends on more than the generator it is given."""
+    """Augment the batch. Raises TrainingError if the result depends on more than the given generator."""
     made = []
     for seed in (1, 2):
         seed_rng(seed)
@@ -121,7 +121,7 @@ def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: st
         same = first is not None and second is not None and first.shape == second.shape
         if not same or not torch.allclose(first, second, rtol=0, atol=0, equal_nan=True):  # type: ignore[arg-type]
             raise TrainingError(
-                f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
+                f"{target}: augment() is not repeatable: column {name!r} differs between two calls, and so would a resumed run",
                 next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
             )
     return made[0]

@@ -1,4 +1,4 @@
 """How does a Hugging Face model train in the pipeline? The transformers Trainer, on penstock's rows and in its ranks.
 
-Public: `framework` (what the pipeline calls), `loading` (a trained model again, without Ray).
+Public: `framework`, `loading` (without Ray).
 """

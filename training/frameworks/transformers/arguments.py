@@ -20,7 +20,7 @@ TRAINERS = frozenset(
         *("average_tokens_across_devices", "ddp_find_unused_parameters"),
     }
 )
-"""TrainingArguments that `train.params` may have: how weights are learned."""
+"""TrainingArguments that `train.params` may have."""
 
 _ELSEWHERE = {
     "num_train_epochs": "train.epochs",
@@ -34,21 +34,21 @@ _ELSEWHERE = {
     "gradient_accumulation_steps": "train.batch_rows",
     "use_cpu": "train.gpus",
 }
-"""TrainingArguments that the pipeline file has another word for."""
+"""TrainingArgument -> the key of the pipeline file that replaces it."""
 
 
 def split_params(build: Callable[..., Any], params: Mapping[str, Any], *, after: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell the two apart by name.
+    """Sort the params by name.
 
     Args:
         build: the user's function or class.
-        after: how many of its arguments are not from `params`.
+        after: number of its first arguments that are not from `params`.
 
     Returns:
         (arguments of `build`, TrainingArguments).
 
     Raises:
-        SpecError: names that neither takes, or that both take.
+        SpecError: some names are unknown to both, or arguments of both.
     """
     from transformers import TrainingArguments
 
@@ -60,20 +60,16 @@ def split_params(build: Callable[..., Any], params: Mapping[str, Any], *, after:
     problems = []
     for param in params:
         if param in own & TRAINERS:
-            problems.append(
-                f"train.params.{param} is an argument of {name} and of TrainingArguments; give {name}'s another name"
-            )
+            problems.append(f"train.params.{param} is an argument of {name} and of TrainingArguments; rename that of {name}")
         elif param in own | TRAINERS:
             continue
         elif param in decided:
             word = _ELSEWHERE.get(param)
-            problems.append(
-                f"train.params.{param} is the pipeline's: {f'say it in {word}' if word else 'it cannot be set here'}"
-            )
+            problems.append(f"train.params.{param} is set by the pipeline: {f'use {word}' if word else 'it cannot be changed'}")
         elif not all_others:
             near = difflib.get_close_matches(param, own | TRAINERS, n=1)
             problems.append(
-                f"train.params.{param}: neither {name} nor TrainingArguments takes it"
+                f"train.params.{param} is not an argument of {name} or TrainingArguments"
                 + (f"; did you mean {near[0]}?" if near else "")
             )
     if problems:

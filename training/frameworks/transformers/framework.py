@@ -1,4 +1,4 @@
-"""What does transformers do for the pipeline? Its Trainer trains the user's model in penstock's ranks."""
+"""How does the transformers Trainer train a model in penstock's ranks?"""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.matching import shapes_of
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.frameworks.own_loop import OwnLoop
-from penstock.training.frameworks.own_trainer import must_have, refuse_unread
+from penstock.training.frameworks.on_workers import OwnLoop, refuse_unread, require_installed
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import CONFIG, WEIGHTS, TransformersModel
 from penstock.training.model import Predicts
@@ -20,15 +19,15 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["TRANSFORMERS", "TransformersFramework"]
 
-_THE_TRAINERS = {
+_UNREAD = {
     "learning_rate": "give params.learning_rate, a TrainingArgument",
-    "clip_norm": "give params.max_grad_norm, which is 1.0 unless you say otherwise",
+    "clip_norm": "give params.max_grad_norm; the default is 1.0",
     "accumulate": "raise train.batch_rows",
     "compile": "call torch.compile where the model is built",
     "callbacks": "name a Trainer of your own: trainer = MyTrainer in the recipe's class",
     "last_batch": "the last batch of an epoch is kept",
 }
-"""Field that is not read -> what does instead."""
+"""Field that is not read -> the way to do it here."""
 
 
 class TransformersFramework(OwnLoop):
@@ -40,12 +39,12 @@ class TransformersFramework(OwnLoop):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Torch, and what the Trainer is made of."""
-        return ("torch", *must_have("transformers", "transformers", "accelerate"))
+        """Torch, transformers and accelerate."""
+        return ("torch", *require_installed("transformers", "transformers", "accelerate"))
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the user's code and sort `train.params`; refuse settings that only penstock's own loop reads."""
-        refuse_unread(spec, _THE_TRAINERS)
+        refuse_unread(spec, _UNREAD)
         _ = self.libraries
         return TransformersModel(UsersModel(code, spec.params), None, None, code.target)
 
@@ -60,7 +59,7 @@ class TransformersFramework(OwnLoop):
         if not torch.isfinite(found) or not found.requires_grad:
             raise TrainingError(
                 f"{code.target}: the loss of the first batch is {value}",
-                next_step="look at the columns' values, and at what the model's loss needs: as a rule a label (data.label)",
+                next_step="check the columns' values, and the inputs of the model's loss: usually a label (data.label)",
             )
         found.backward()  # type: ignore[no-untyped-call]
         module.eval()

@@ -1,4 +1,4 @@
-"""What does the user's code say of a Hugging Face model: how is it built, what does it take of a batch? Without Ray."""
+"""How is the user's Hugging Face model built, and how is a batch passed to it? Without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
-from penstock.training.frameworks.own_trainer import blaming_the_build
+from penstock.training.frameworks.on_workers import build_user_model
 from penstock.training.frameworks.transformers.arguments import split_params
 from penstock.training.model import ClassScores
 from penstock.usercode.capture import UserCode
@@ -18,14 +18,14 @@ from penstock.usercode.capture import UserCode
 __all__ = ["UsersModel"]
 
 LABELS = "labels"
-"""What models of transformers call the label."""
+"""The label's name in models of transformers."""
 
 
 class UsersModel:
-    """What `train.recipe` names: a function `(schema, **params)`, or a class with `build_model(schema)`.
+    """The code of `train.recipe`: a function `(schema, **params)`, or a class with `build_model(schema)`.
 
     Raises:
-        SpecError: it is neither, or `train.params` do not fit.
+        SpecError: the code is neither, or `train.params` do not fit.
     """
 
     def __init__(self, code: UserCode, params: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ class UsersModel:
         located = code.located(dict(params))
         if isinstance(found, type):
             own, self.arguments = split_params(found, located, after=0)
-            users = blaming_the_build(code, lambda: found(**own))
+            users = build_user_model(code, lambda: found(**own))
             build = getattr(users, "build_model", None)
             if not callable(build):
                 raise SpecError(
@@ -59,23 +59,23 @@ class UsersModel:
         return getattr(self._users, "trainer", None)
 
     def build(self, schema: FeedSchema) -> nn.Module:
-        """A model with fresh weights.
+        """Build a model with fresh weights.
 
         Raises:
-            SpecError: the code fails, or what it returns is no torch module.
+            SpecError: the code fails, or does not return a torch module.
         """
-        model = blaming_the_build(self._code, lambda: self._build(schema))
+        model = build_user_model(self._code, lambda: self._build(schema))
         if not isinstance(model, nn.Module):
             raise SpecError(f"train.recipe: {self._code.target} built a {type(model).__name__}, not a torch module")
         return model
 
     def inputs(self, model: nn.Module, batch: Mapping[str, Tensor], label: str | None) -> dict[str, Any]:
-        """What the model's `forward` is called with: the class's `inputs(batch)`, else the columns that it names.
+        """Choose the arguments of the model's `forward`: the class's `inputs(batch)`, else the columns with names of arguments.
 
-        The label goes by the name `labels`, if it is in the batch.
+        The label becomes `labels`, if it is in the batch.
 
         Raises:
-            TrainingError: `forward` has an argument of none of the columns' names.
+            TrainingError: no column has the name of an argument.
         """
         labels = {LABELS: batch[label]} if label is not None and label in batch else {}
         columns = {name: column for name, column in batch.items() if name != label}
@@ -87,6 +87,6 @@ class UsersModel:
         if not taken:
             raise TrainingError(
                 f"{self._code.target}: {type(model).__name__} takes none of the columns {', '.join(map(repr, columns))}",
-                next_step=f"it takes {', '.join(list(takes)[:6])}, ...: give a column that name, or write inputs(batch)",
+                next_step=f"its arguments are {', '.join(list(takes)[:6])}, ...: rename a column, or write inputs(batch)",
             )
         return {**labels, **taken}

@@ -1,4 +1,4 @@
-"""How does a trained Hugging Face model come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+"""How is a trained Hugging Face model loaded, from a checkpoint or a registry? Without Ray."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ class TransformersModel(TrainedModel):
 
     @property
     def predicts(self) -> ClassScores:
-        """As the user's class says."""
+        """The user's class decides."""
         return self._users.predicts
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self._there.parameters()).device
+        return next(self._weighted.parameters()).device
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """The model's own, as it learns by it."""
-        found = self._called(batch).get("loss")
+        """Compute the model's own loss."""
+        found = self._call(batch).get("loss")
         return found.reshape(()) if isinstance(found, Tensor) else torch.tensor(torch.nan)
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Its logits; one of a row is a value."""
+        """Compute the logits; one number a row is a value, [rows]."""
         label = self._schema.label if self._schema is not None else None
-        logits = self._called({name: column for name, column in batch.items() if name != label}).get("logits")
+        logits = self._call({name: column for name, column in batch.items() if name != label}).get("logits")
         if not isinstance(logits, Tensor):
             raise TrainingError(f"{self._target}: the model's output has no logits, so it predicts nothing")
         return logits.squeeze(-1) if logits.ndim == 2 and logits.shape[1] == 1 else logits
 
     @property
-    def _there(self) -> nn.Module:
-        assert self._model is not None, "asked before training, it has no weights"
+    def _weighted(self) -> nn.Module:
+        assert self._model is not None, "an untrained model has no weights"
         return self._model
 
-    def _called(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+    def _call(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         label = self._schema.label if self._schema is not None else None
-        output = self._there(**self._users.inputs(self._there, batch, label))
+        output = self._weighted(**self._users.inputs(self._weighted, batch, label))
         if not hasattr(output, "get"):
             raise TrainingError(
                 f"{self._target}: the model returned a {type(output).__name__}, without names",
-                next_step="return what transformers' models do: an output or a dict with loss and logits",
+                next_step="return an output of transformers, or a dict with loss and logits",
             )
         return output  # type: ignore[no-any-return]
 
 
 def load(spec: ModelSpec, files: Storage) -> TransformersModel:
-    """The model with its weights, in eval mode; on a GPU if this process has one.
+    """Load the model with its weights, in eval mode; on a GPU if this process has one.
 
     Raises:
         CheckpointError: the weights do not fit the model.

@@ -32,7 +32,7 @@ from penstock.training.session.steps import REPORT_EVERY, Epochs, SavePlan, Vali
 __all__ = ["fit"]
 
 _NOT_KEPT = ("training_args.bin", "rng_state*.pth")
-"""A pickle, and what the session keeps for all ranks."""
+"""A pickle, and the generators, which the session saves for all ranks."""
 
 
 def fit(job: TrainJob, group: Group, session: Session) -> None:
@@ -40,7 +40,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
 
     Raises:
         SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
-        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+        StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     spec = job.spec
     users = UsersModel(job.code, spec.params)
@@ -70,13 +70,13 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         trainer = _trainer(users, rows, job)(model=model, args=arguments, callbacks=[])
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(_Saving(trainer, users, rows, job, group, session))
-        seed_rng(job.seed, group.rank)  # what is drawn while training differs per rank
+        seed_rng(job.seed, group.rank)  # dropout differs per rank
         trainer.train(resume_from_checkpoint=str(newest.path) if newest is not None else None)
 
 
 @contextmanager
 def _as_rank(group: Group) -> Iterator[None]:
-    """What accelerate reads of the environment says that this is one of the ranks that there are; or the only one."""
+    """Set the environment variables that accelerate reads: this rank of the group, or the only one."""
     ours = {
         "RANK": str(group.rank),
         "WORLD_SIZE": str(group.world_size),
@@ -120,7 +120,7 @@ def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
             if not isinstance(self.model, transformers.PreTrainedModel):
                 super().save_model(output_dir, _internal_call)
             elif self.args.should_save:
-                # By the names that the model has here: of others, the Trainer restores none, and says so in a warning only.
+                # Under the model's own names: the Trainer restores no others, and only warns.
                 self.model.save_pretrained(output_dir, save_original_format=False)
 
         def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
@@ -131,7 +131,7 @@ def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
 
 
 class _Saving(transformers.TrainerCallback):
-    """Validates, reports what was measured, and saves when `train.checkpoint` says so; at an epoch's end after validation."""
+    """Validates, reports metrics, and saves as `train.checkpoint` sets; at an epoch's end after validation."""
 
     def __init__(self, trainer: Any, users: UsersModel, rows: Epochs, job: TrainJob, group: Group, session: Session) -> None:
         self._trainer, self._rows, self._group, self._session = trainer, rows, group, session
@@ -154,14 +154,14 @@ class _Saving(transformers.TrainerCallback):
             self._report()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Validate; save as a rule."""
+        """Validate, and save if a save is due."""
         self._measure(True)
         control.should_save = self._plan.due_at_epochs_end(last=state.global_step >= state.max_steps)
         if not control.should_save:
             self._report()
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Hand over what the Trainer has written: the first rank all of it, the others their generators, which go."""
+        """Report the folder that the Trainer has written, on the first rank; the others' is deleted."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         for pattern in _NOT_KEPT:
             for file in folder.glob(pattern):

@@ -1,4 +1,4 @@
-"""How does xgboost train in the pipeline? As training/frameworks/boosted/ says.
+"""How does xgboost train in the pipeline? See training/frameworks/boosted/.
 
-Public: `framework` (what the pipeline calls), `library` (its calls, and a trained model again, without Ray).
+Public: `framework`, `library` (without Ray).
 """

@@ -1,4 +1,4 @@
-"""What does xgboost do for the pipeline? What all libraries of boosted trees do."""
+"""The framework `xgboost`."""
 
 from __future__ import annotations
 

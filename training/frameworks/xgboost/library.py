@@ -1,8 +1,8 @@
 """How does xgboost grow trees on several ranks, so that a continued training grows the same ones?
 
-A round that continues must meet the state of one that was not interrupted. Predictions on the training rows are the same sums
-of the same leaves. Random numbers come from the seed and the number of the round (`seed_per_iteration`); but the object that
-draws the columns keeps a generator of its own from round to round, so where anything is drawn it is made anew for each.
+Predictions on the training rows are the same sums of the same leaves. Random numbers come from the seed and the number of the
+round (`seed_per_iteration`); but the object that draws columns keeps a generator from round to round, so it is made anew for
+each round if anything is drawn.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _FITTING = {
 _DRAWS = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 
 _OF_THE_PROCESS = ("verbosity", "use_rmm")
-"""Parameters that no booster has."""
+"""Parameters of the process, not of a booster."""
 
 _UPDATERS = ("prune", "grow_quantile_histmaker")
-"""Any other one, then the one of `tree_method: hist`: a change makes the object anew that grows trees."""
+"""Another updater, then that of `tree_method: hist`: the change makes a new updater."""
 
 
 def _distribution() -> str:
@@ -82,12 +82,12 @@ class XgboostTrees:
         self._draws = any(float(params.get(name, 1)) < 1 for name in _DRAWS)
 
     def grow(self, number: int) -> None:
-        """A round; see the module for what is made anew."""
+        """Grow a round, with a new updater if anything is drawn."""
         if self._draws:
-            # It warns once that updaters are named by hand: past Python, to stderr, in a thread where it was not imported.
+            # xgboost warns once, past Python, that the updater is set by hand.
             with xgboost.config_context(verbosity=0):
                 self._booster.set_param("updater", _UPDATERS[0])
-                self._booster.save_config()  # which lets it notice
+                self._booster.save_config()  # which applies the change
                 self._booster.set_param("updater", _UPDATERS[1])
         train = self._rows["train"]
         with LIBRARY.reraising():
@@ -99,15 +99,15 @@ class XgboostTrees:
                 self._booster.boost(train, number, grad=gradient, hess=hessian)
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
-        """The sums of leaves are kept from round to round; only the newest trees are gone through."""
+        """Predict; xgboost keeps the sums of leaves, so only the newest trees are evaluated."""
         made: NDArray[Any] = self._booster.predict(self._rows[split], output_margin=self._own is not None)
         return made
 
     def train_loss(self) -> None:
-        """Of the predictions, which xgboost has at hand."""
+        """None: predictions are cheap."""
 
     def content(self, rounds: int) -> bytes:
-        """As UBJSON."""
+        """Encode as UBJSON."""
         whole = rounds == self._booster.num_boosted_rounds()
         return bytes((self._booster if whole else self._booster[:rounds]).save_raw("ubj"))
 
@@ -119,19 +119,19 @@ class XgboostForest:
         self._booster, self._raw = xgboost.Booster(model_file=bytearray(content)), raw
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
-        """In this process, with as many threads as torch has here."""
+        """Predict in this process, with as many threads as torch has here."""
         made: NDArray[Any] = self._booster.inplace_predict(matrix, predict_type="margin" if self._raw else "value")
         return made
 
     def gains(self) -> NDArray[np.float64]:
-        """Features without a split have none."""
+        """Sum the gains; 0 for a feature without a split."""
         names = self._booster.feature_names or [f"f{number}" for number in range(self._booster.num_features())]
         found = self._booster.get_score(importance_type="total_gain")
         return np.asarray([np.sum(found.get(name, 0.0)) for name in names], np.float64)
 
 
 def _names_in(config: Any) -> Iterator[str]:
-    """Of all that a booster has settings for: other parameters it does not use."""
+    """Yield the names of all settings of a booster; it ignores other parameters."""
     if isinstance(config, Mapping):
         for name, value in config.items():
             yield name
@@ -142,7 +142,7 @@ def _names_in(config: Any) -> Iterator[str]:
 
 
 class _Rows(xgboost.DataIter):
-    """A shard's batches, as xgboost asks for them: several passes, each from the start."""
+    """A shard's batches, for several passes of xgboost."""
 
     def __init__(self, shard: ShardTable) -> None:
         self._shard = shard
@@ -150,11 +150,11 @@ class _Rows(xgboost.DataIter):
         super().__init__()
 
     def reset(self) -> None:
-        """Begin a pass."""
+        """Start a pass."""
         self._batches = self._shard.batches()
 
     def next(self, input_data: Callable[..., Any]) -> bool:
-        """Give a batch; False at the end."""
+        """Pass the next batch; False at the end."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -163,7 +163,7 @@ class _Rows(xgboost.DataIter):
 
 
 def _start_tracker(ranks: int, host: str) -> dict[str, Any]:
-    """Where the ranks meet: a server of xgboost's in this process, which ends when all have left."""
+    """Start xgboost's rendezvous server in this process; it ends when all ranks have left. Returns its address."""
     tracker = xgboost.RabitTracker(n_workers=ranks, host_ip=host, sortby="task")
     tracker.start()
     threading.Thread(target=tracker.wait_for, name="penstock-xgboost-tracker", daemon=True).start()
@@ -185,13 +185,13 @@ class XgboostLibrary(Library):
     lost = ("rabit", "collective")
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse what has no place beside rows that are read as quantiles."""
+        """Refuse parameters that do not work on quantiles of the rows."""
         for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
             if name in params and params[name] not in known:
                 raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
 
     def settings(self, task: Task) -> dict[str, Any]:
-        """The user's parameters, with what the pipeline decides where they leave it open."""
+        """See `Library.settings`."""
         objective = choose_objective(task, _FITTING, task.params.get("objective"))
         classes = task.schema.num_classes or 0
         more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
@@ -201,17 +201,17 @@ class XgboostLibrary(Library):
         return {**usual, **more, **task.params, "objective": objective}
 
     def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """By depth, or by `max_leaves`."""
+        """Estimate by `max_leaves`, or the depth."""
         return int(params.get("max_leaves") or 2 ** min(int(params.get("max_depth") or 6), 20))
 
     def reason(self, error: Exception) -> str:
-        """The first line, without xgboost's clock, source file and stack."""
+        """Extract the first line, without xgboost's clock, source file and stack."""
         text = str(error).splitlines()[0]
         return text.partition(": ")[2] or text
 
     @contextmanager
     def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
-        """Rank 0 starts xgboost's tracker; all meet there."""
+        """Connect by xgboost's tracker, on rank 0."""
         address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
         # The task's id puts the ranks into the same order.
         with (
