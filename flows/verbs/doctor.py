@@ -1,4 +1,4 @@
-"""Would a run work here, and if not, what is the next command? Checks the machine and what its environment points to.
+"""Would a run work on this machine, with the servers its environment names? Lists findings, each with the next command.
 
 Servers and storage are probed as a run probes them. Every check runs in a thread of its own under one deadline: a server that
 accepts a connection and never answers is a finding, not a hanging doctor.
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
@@ -60,8 +61,6 @@ RAY_FULL_DISK = 0.95
 RAY_STORE_SHARE = 0.3
 """Share of the memory that Ray takes for its object store by default."""
 
-IMPORT_TIMEOUT_S = 50
-
 SHOWN = ("prefect", "fastapi", "ray", "mlflow", "torch", "pyarrow", "numpy", "s3fs", "boto3")
 """The libraries whose versions people ask for."""
 
@@ -77,23 +76,15 @@ class Finding(Section):
     """`fail`: a run would not work. `warn`: it would, until something happens."""
     detail: str
     fix: str = ""
-    """The next command or edit; empty if nothing needs to be done."""
+    """The next command or edit; empty if there is nothing to do."""
 
 
-def ok(name: str, detail: str) -> Finding:
-    """Make a finding that all is well."""
-    return Finding(name=name, status="ok", detail=redact_text(detail))
+def _finding(status: Literal["ok", "warn", "fail"], name: str, detail: str, fix: str = "") -> Finding:
+    """Make a finding, with secrets redacted."""
+    return Finding(name=name, status=status, detail=redact_text(detail), fix=redact_text(fix))
 
 
-def warn(name: str, detail: str, fix: str) -> Finding:
-    """Make a finding that a run works, until something happens."""
-    return Finding(name=name, status="warn", detail=redact_text(detail), fix=redact_text(fix))
-
-
-def fail(name: str, detail: str, fix: str) -> Finding:
-    """Make a finding that a run would not work."""
-    return Finding(name=name, status="fail", detail=redact_text(detail), fix=redact_text(fix))
-
+ok, warn, fail = partial(_finding, "ok"), partial(_finding, "warn"), partial(_finding, "fail")
 
 Check = tuple[str, Callable[[], Sequence[Finding]]]
 """(name, function)."""
@@ -111,7 +102,6 @@ def diagnose(storage_uri: str | None, environ: Mapping[str, str] | None = None) 
     place = "." if storage_uri is None or not is_local(storage_uri) else storage_uri
     checks: list[Check] = [
         ("libraries", check_libraries),
-        ("prefect server", lambda: [check_prefect_server()]),
         ("torch", lambda: [check_torch()]),
         ("disk", lambda: check_disks(place)),
         ("shared memory", lambda: [check_shared_memory()]),
@@ -137,8 +127,8 @@ def run_checks(checks: Sequence[Check], deadline_s: float = DEADLINE_S) -> list[
     def run(index: int, name: str, check: Callable[[], Sequence[Finding]]) -> None:
         try:
             results[index] = check()
-        except Exception as error:  # the doctor itself must survive whatever it meets
-            results[index] = [fail(name, f"the check itself failed: {said_of(error)}", "report this")]
+        except Exception as error:  # of any class: one broken check must not hide the others
+            results[index] = [fail(name, f"the check itself failed: {said_of(error)}", "report it as a defect of penstock")]
 
     threads = [threading.Thread(target=run, args=(index, *check), daemon=True) for index, check in enumerate(checks)]
     for thread in threads:
@@ -158,12 +148,12 @@ def show_findings(findings: Sequence[Finding], console: Console) -> None:
     """Print one line per finding, its fix below it, and a sum."""
     width = max((len(finding.name) for finding in findings), default=0)
     for finding in findings:
-        console.print(f"[{_STYLE[finding.status]}]{finding.status:<4}[/]  ", end="")
-        console.print(f"{finding.name:<{width}}  {finding.detail}", markup=False, soft_wrap=True)
+        console.print(f"{finding.status:<4}  ", style=_STYLE[finding.status], end="")
+        console.print(f"{finding.name:<{width}}  {finding.detail}")
         if finding.fix:
-            console.print(f"{'':<{width + 8}}-> {finding.fix}", markup=False, soft_wrap=True)
+            console.print(f"{'':<{width + 8}}-> {finding.fix}")
     counts = {status: sum(finding.status == status for finding in findings) for status in _STYLE}
-    console.print(f"{counts['ok']} ok, {counts['warn']} to watch, {counts['fail']} in the way", markup=False)
+    console.print(f"{counts['ok']} ok, {counts['warn']} to watch, {counts['fail']} in the way")
 
 
 def check_libraries() -> list[Finding]:
@@ -171,7 +161,7 @@ def check_libraries() -> list[Finding]:
     try:
         wanted = [Requirement(text) for text in requires("penstock") or []]
     except PackageNotFoundError:
-        return [warn("libraries", "penstock runs from a folder without being installed", "pip install -e . -c constraints.txt")]
+        return [warn("libraries", "penstock is not installed; it runs from a folder", "pip install -e . -c constraints.txt")]
     findings = []
     for requirement in wanted:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -183,20 +173,6 @@ def check_libraries() -> list[Finding]:
             findings.append(fail(requirement.name, detail, install))
     python = f"Python {'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
     return findings or [ok("libraries", ", ".join([python, *(f"{name} {_version(name)}" for name in SHOWN)]))]
-
-
-def check_prefect_server() -> Finding:
-    """Import Prefect's server in a process of its own: a FastAPI that is too new breaks it, and `pip check` does not notice."""
-    command, name = [sys.executable, "-c", "import prefect.server.api.server"], "prefect server"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return warn(name, f"its import takes more than {IMPORT_TIMEOUT_S} s", "try again when this machine is idle")
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        versions = f"prefect {_version('prefect')} with fastapi {_version('fastapi')}"
-        return fail(name, f"{versions} cannot be imported: {reason}", "in penstock's folder: pip install . -c constraints.txt")
-    return ok(name, "can be imported")
 
 
 def check_torch() -> Finding:
@@ -221,15 +197,12 @@ def check_disks(storage: str) -> list[Finding]:
     """Check the free space for state and prepared data at the local path `storage`, and where Ray spills."""
     folder = existing_folder(Path(storage.removeprefix("file://")).expanduser().absolute())
     temporary, name = Path(tempfile.gettempdir()), "disk of temporary files"
-    usage = shutil.disk_usage(temporary)
-    used = 1 - usage.free / usage.total
+    used = psutil.disk_usage(str(temporary)).percent / 100
+    findings = [_free_space("disk of the storage", folder)]
     if used <= RAY_FULL_DISK:
-        return [_free_space("disk of the storage", folder), _free_space(name, temporary)]
+        return [*findings, _free_space(name, temporary)]
     full = f"{temporary} is {used:.0%} full; Ray spills nothing to a disk that is more than {RAY_FULL_DISK:.0%} full"
-    return [
-        _free_space("disk of the storage", folder),
-        fail(name, full, "free some space, or set TMPDIR to a folder on another disk"),
-    ]
+    return [*findings, fail(name, full, "free some space, or set TMPDIR to a folder on another disk")]
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm"), memory_bytes: int | None = None) -> Finding:
@@ -306,15 +279,13 @@ def check_nodes(storage: Storage | None, environ: Mapping[str, str]) -> list[Fin
 def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Finding:
     """Check that driver and cluster can agree: both sides need the same RAY_AUTH_MODE, and the same token."""
     name, mode = "RAY_AUTH_MODE", environ.get("RAY_AUTH_MODE", "")
-    remote, given = ray_address(environ) is not None, environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(given or (home or Path(os.path.expanduser("~"))) / ".ray" / "auth_token")
+    remote = ray_address(environ) is not None
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or (home or Path(os.path.expanduser("~"))) / ".ray" / "auth_token")
     has_token = bool(environ.get("RAY_AUTH_TOKEN")) or path.is_file()
     if mode not in ("", "token", "disabled"):
         return fail(name, f"{mode!r} is not a valid mode (token, disabled)", "set it to the same on every node and here")
     if mode == "token" and not has_token:
         return fail(name, f"token, but RAY_AUTH_TOKEN is not set and {path} is not there", "copy the cluster's token to it")
-    if given and not has_token:
-        return fail(name, f"RAY_AUTH_TOKEN_PATH names {path}, which is not there", "correct the path")
     if remote and not mode:
         detail = "not set, but RAY_ADDRESS names a cluster; whether the token is sent depends on Ray's default"
         return warn(name, detail, "set RAY_AUTH_MODE to what the cluster was started with (token or disabled)")
@@ -339,11 +310,10 @@ def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]
     started = time.monotonic()
     failure = storage_failure(storage)
     if failure is not None:
-        why = failure.error
-        reason, fix = (
-            (why.message, why.next_step) if isinstance(why, ServiceError) else (_with_cause(why), _storage_fix(storage))
-        )
-        return [fail(name, f"an object cannot be {failure.verb}: {reason}", fix)]
+        why, what = failure.error, f"an object cannot be {failure.verb}"
+        if isinstance(why, ServiceError):
+            return [fail(name, f"{what}: {why.message}", why.next_step)]
+        return [fail(name, f"{what}: {_with_cause(why)}", _storage_fix(storage))]
     took_ms = (time.monotonic() - started) * 1000
     findings = [ok(name, f"an object was written, listed, read and deleted in {took_ms:.0f} ms")]
     return findings if storage.is_local else [*findings, _conditional_put(storage)]
