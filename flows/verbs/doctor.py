@@ -48,32 +48,28 @@ __all__ = ["Finding", "diagnose", "show_findings"]
 
 
 DEADLINE_S = 60.0
-"""For all checks together, since they run side by side; S3 clients take up to 40 s to give up on an endpoint."""
+"""Seconds for all checks, which run side by side; S3 clients take up to 40 s to give up on an endpoint."""
 
 FREE_FAIL_BYTES = 1 << 30
 
 FREE_WARN_BYTES = 5 << 30
-"""Below the first nothing sensible fits; below the second a dataset and a few checkpoints may not."""
+"""Below the first a run fails; below the second a dataset and a few checkpoints may not fit."""
 
 RAY_FULL_DISK = 0.95
 """Share of a disk in use from which Ray refuses to spill objects to it (its local_fs_capacity_threshold)."""
 
-RAY_STORE_SHARE = 0.3
-"""Share of the memory that Ray takes for its object store by default."""
-
 SHOWN = ("prefect", "fastapi", "ray", "mlflow", "torch", "pyarrow", "numpy", "s3fs", "boto3")
-"""The libraries whose versions people ask for."""
+"""Libraries whose versions are shown."""
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Finding(Section):
-    """The state of one thing. Its texts hold no secrets."""
+    """The state of a library, a server or a disk, without secrets."""
 
     name: str
-    """The thing: a library, a server, a disk."""
     status: Literal["ok", "warn", "fail"]
-    """`fail`: a run would not work. `warn`: it would, until something happens."""
+    """`fail`: a run would not work. `warn`: it would, but may fail later."""
     detail: str
     fix: str = ""
     """The next command or edit; empty if there is nothing to do."""
@@ -104,7 +100,6 @@ def diagnose(storage_uri: str | None, environ: Mapping[str, str] | None = None) 
         ("libraries", check_libraries),
         ("torch", lambda: [check_torch()]),
         ("disk", lambda: check_disks(place)),
-        ("shared memory", lambda: [check_shared_memory()]),
         ("PREFECT_API_URL", lambda: [check_prefect(settings)]),
         ("MLFLOW_TRACKING_URI", lambda: [check_mlflow(settings)]),
         ("RAY_ADDRESS", lambda: [check_ray(settings)]),
@@ -115,7 +110,7 @@ def diagnose(storage_uri: str | None, environ: Mapping[str, str] | None = None) 
     findings = run_checks(checks)
     blocked = any(finding.status == "fail" and finding.name.startswith(("RAY_", "storage ")) for finding in findings)
     if ray_address(settings) is not None and not blocked:
-        # By themselves: Ray changes the folder of the whole process while it connects.
+        # After the others: Ray changes the working directory of the process while it connects.
         findings += run_checks([("Ray nodes", lambda: check_nodes(storage, settings))], DEADLINE_S + nodes.TIMEOUT_S)
     return findings
 
@@ -145,7 +140,7 @@ def run_checks(checks: Sequence[Check], deadline_s: float = DEADLINE_S) -> list[
 
 
 def show_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Print one line per finding, its fix below it, and a sum."""
+    """Print each finding with its fix below, and the counts."""
     width = max((len(finding.name) for finding in findings), default=0)
     for finding in findings:
         console.print(f"{finding.status:<4}  ", style=_STYLE[finding.status], end="")
@@ -176,7 +171,7 @@ def check_libraries() -> list[Finding]:
 
 
 def check_torch() -> Finding:
-    """Name the version of torch, and whether it can use the GPU of this machine."""
+    """Check that torch can use the GPU of this machine."""
     import torch  # it takes a second, and only this check needs it
 
     if torch.cuda.is_available():
@@ -187,7 +182,7 @@ def check_torch() -> Finding:
         reason = "is a build without CUDA" if cuda is None else f"(CUDA {cuda}) cannot use the driver"
         return warn(
             "torch",
-            f"a GPU is here, but torch {torch.__version__} {reason}; training would run on the CPU",
+            f"this machine has a GPU, but torch {torch.__version__} {reason}; training would run on the CPU",
             f"pip install --force-reinstall --no-deps 'torch==={torch.__version__.split('+')[0]}', or update the driver",
         )
     return ok("torch", f"{torch.__version__} on {counted(psutil.cpu_count() or 1, 'CPU')}; no GPU")
@@ -205,21 +200,8 @@ def check_disks(storage: str) -> list[Finding]:
     return [*findings, fail(name, full, "free some space, or set TMPDIR to a folder on another disk")]
 
 
-def check_shared_memory(folder: Path = Path("/dev/shm"), memory_bytes: int | None = None) -> Finding:
-    """Check that Ray's object store fits into shared memory; a container's has 64 MB by default."""
-    name = "shared memory"
-    if not folder.is_dir():
-        return ok(name, f"this system has no {folder}; Ray's object store uses the temporary folder")
-    total = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
-    wanted, free = int(total * RAY_STORE_SHARE), shutil.disk_usage(folder).free
-    detail = f"{_gib(free)} free in {folder}; Ray's object store takes {_gib(wanted)} by default"
-    if free >= wanted:
-        return ok(name, detail)
-    return warn(name, f"{detail}: it would lie on a disk and be slow", f"docker run --shm-size={_gib(wanted, '')}g")
-
-
 def check_prefect(environ: Mapping[str, str]) -> Finding:
-    """Ask the Prefect API for its health, then for something that needs the login."""
+    """Check the health of the Prefect API, then the login."""
     name, url = "PREFECT_API_URL", environ.get("PREFECT_API_URL", "").rstrip("/")
     if not url:
         return ok(name, "not set: every run starts its own server")
@@ -231,7 +213,7 @@ def check_prefect(environ: Mapping[str, str]) -> Finding:
 
 
 def check_mlflow(environ: Mapping[str, str]) -> Finding:
-    """Ask an MLflow server for its health, then for something that needs the login; other stores are only named."""
+    """Check the health of an MLflow server, then the login; other stores are only named."""
     name, uri = "MLFLOW_TRACKING_URI", environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if not uri:
         return ok(name, "not set: runs are kept in SQLite beside the pipeline file")
@@ -277,7 +259,7 @@ def check_nodes(storage: Storage | None, environ: Mapping[str, str]) -> list[Fin
 
 
 def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Finding:
-    """Check that driver and cluster can agree: both sides need the same RAY_AUTH_MODE, and the same token."""
+    """Check RAY_AUTH_MODE and the token, which must be the same here and on the cluster."""
     name, mode = "RAY_AUTH_MODE", environ.get("RAY_AUTH_MODE", "")
     remote = ray_address(environ) is not None
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or (home or Path(os.path.expanduser("~"))) / ".ray" / "auth_token")
@@ -292,11 +274,11 @@ def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Find
     if remote and mode == "disabled":
         detail = "disabled: any process that reaches the cluster's ports can run code on it"
         return warn(name, detail, "set RAY_AUTH_MODE=token on every node and here, or keep the ports in a private network")
-    return ok(name, f"{mode or 'not set'}; {'a token is here' if has_token else 'no token'}")
+    return ok(name, f"{mode or 'not set'}; {'a token is set' if has_token else 'no token'}")
 
 
 def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]:
-    """Put, list, get and delete one small object, then check whether the store can put only where nothing is."""
+    """Write, list, read and delete one small object, then check conditional puts."""
     name = f"storage {storage.root}"
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if is_s3(storage.root) and endpoint:
@@ -320,7 +302,7 @@ def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]
 
 
 def _conditional_put(storage: Storage) -> Finding:
-    """Check that a second writer is kept from an object that is there, by its content instead of the store's answer."""
+    """Check that the store does not overwrite an existing object on create, by the object's content."""
     name, careful = "conditional put", "do not start the same pipeline from two machines in the same second"
     probe = f".probe-{uuid.uuid4().hex[:8]}"
     fs, path = filesystem_of(storage.uri(f"{probe}/exclusive"))
@@ -334,8 +316,8 @@ def _conditional_put(storage: Storage) -> Finding:
     finally:
         storage.delete(probe)
     if kept:
-        return ok(name, "the store refuses to create what is there: two runs cannot take the same lease")
-    return warn(name, "the store overwrites what should only be created: leases rely on reading back what was written", careful)
+        return ok(name, "the store refuses to create an existing object: two runs cannot take the same lease")
+    return warn(name, "the store overwrites an existing object on create: leases are checked by reading them back", careful)
 
 
 def _server(name: str, url: str, trouble: Trouble | None) -> Finding:
@@ -349,7 +331,7 @@ def _login(token: str | None, user_and_password: str | None) -> dict[str, str]:
 
 
 def _with_cause(error: BaseException) -> str:
-    """Describe the error and its first cause: clients of object stores wrap errors that say more."""
+    """Describe the error and its first cause: clients of object stores wrap the informative error."""
     first = error
     while (inner := first.__cause__ or first.__context__) is not None:
         first = inner
@@ -364,21 +346,17 @@ def _storage_fix(storage: Storage) -> str:
         return (
             "check that the bucket exists, then AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the profile)"
         )
-    return "check the URL and the credentials that its fsspec filesystem wants"
+    return "check the URL and the credentials of its fsspec filesystem"
 
 
 def _free_space(name: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    detail = f"{_gib(free)} free at {folder}"
+    detail = f"{free / (1 << 30):,.1f} GiB free at {folder}"
     if free < FREE_FAIL_BYTES:
         return fail(name, detail, "free some space, or use another disk")
     if free < FREE_WARN_BYTES:
         return warn(name, detail, "a larger dataset and its checkpoints may not fit: free some space, or use another disk")
     return ok(name, detail)
-
-
-def _gib(size_bytes: int, unit: str = " GiB") -> str:
-    return f"{size_bytes / (1 << 30):.0f}{unit}" if size_bytes >= 10 << 30 else f"{size_bytes / (1 << 30):.1f}{unit}"
 
 
 def _version(name: str) -> str | None:

@@ -154,14 +154,6 @@ def test_wrong_library_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert "not installed" in findings[1].detail
 
 
-def test_small_shared_memory_warns_with_docker_flag(tmp_path: Path) -> None:
-    finding = doctor.check_shared_memory(tmp_path, memory_bytes=1 << 60)
-    assert finding.status == "warn"
-    assert "--shm-size" in finding.fix
-    assert doctor.check_shared_memory(tmp_path, memory_bytes=1).status == "ok"
-    assert doctor.check_shared_memory(tmp_path / "absent").status == "ok"
-
-
 def test_disk_of_missing_storage_is_its_parents(tmp_path: Path) -> None:
     storage, *_ = doctor.check_disks(str(tmp_path / "not" / "yet"))
     assert str(tmp_path) in storage.detail
