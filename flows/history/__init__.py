@@ -1,4 +1,4 @@
-"""How is the record of a run rendered as a page? One file that needs no network; all values are escaped.
+"""Render the record of a run as one page that needs no network; all values are escaped.
 
 Public: `report` (the contents), `render` (the HTML).
 """

@@ -26,7 +26,7 @@ _PART = 4
 
 
 class RunNames:
-    """The runs of one storage, by the names that a command takes.
+    """Finds runs of one storage by name.
 
     Args:
         file: the pipeline file or its folder; None for the pipeline of the current folder, or for all runs in its .penstock

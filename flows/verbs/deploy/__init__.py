@@ -1,4 +1,4 @@
-"""How does a pipeline get onto a schedule, and who learns of it when it fails there?
+"""Put a pipeline on a schedule, and send messages when it fails.
 
 Public: `deploy`, `notify`.
 """
