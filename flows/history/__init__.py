@@ -1,4 +1,4 @@
-"""Render the record of a run as one page that needs no network; all values are escaped.
+"""How is the record of a run rendered as one page? It needs no network; all values are escaped.
 
 Public: `report` (the contents), `render` (the HTML).
 """

@@ -1,4 +1,4 @@
-"""Check before a run that it can succeed.
+"""Can a run succeed here?
 
 Public: `checks` (storage, files, columns, code, disk, memory), `try_batch` (one real batch), `cpus` (workers and their CPUs).
 """

@@ -1,4 +1,4 @@
-"""Put a pipeline on a schedule, and send messages when it fails.
+"""How is a pipeline put on a schedule, and how are its failures reported?
 
 Public: `deploy`, `notify`.
 """
