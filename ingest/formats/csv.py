@@ -194,19 +194,6 @@ class CsvReader(Reader):
             yield pa.table(columns if marks is None else [*columns, marks.array()], schema=schema)
             rows += batch.num_rows
 
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Describe the place of the first value that does not read as `kind`."""
-        rows = 0
-        for batch in self._text_batches(file, self._form.open(file), self._header(file), [column]):
-            values = self._values(batch.column(column))
-            try:
-                cast_array(values, kind)
-            except pa.ArrowException:
-                bad = first_bad_row(values, kind)
-                return self._place(file, rows + bad, batch.column(column)[bad].as_py())
-            rows += batch.num_rows
-        return ""
-
     def _values(self, text: pa.Array) -> pa.Array:
         """Return the cells of a column other than text, as Arrow reads them."""
         return self._null_words.without(self._form.pointed(text))

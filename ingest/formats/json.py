@@ -19,10 +19,9 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream, read_blocks, read_problem
-from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
+from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
+from penstock.ingest.formats.json_text import Block, file_blocks, has_long_integer, line_blocks, read_head, spans_lines
 from penstock.ingest.formats.reader import (
     FileFacts,
     Keep,
@@ -30,19 +29,12 @@ from penstock.ingest.formats.reader import (
     PartFacts,
     Reader,
     last_cut,
-    looks_like,
     rows_between,
 )
-from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
 
 __all__ = ["JsonFormat", "JsonReader"]
-
-
-_BLOCK_BYTES = 4 << 20
-
-_HEAD_BYTES = 64 << 10
 
 
 class JsonFormat(Format):
@@ -69,18 +61,18 @@ class JsonReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        return self._seen(file, self._blocks(file), None)[0]
+        return self._seen(file, file_blocks(file), None)[0]
 
     def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
         """See `Reader.look_through`."""
         if self._marks and self._types:
             keep = None  # what does not read as a given type is null here, and is not marked
-        return self._seen(file, self._blocks(file), keep)[0] if span is None else self._seen_part(file, *span, keep)
+        return self._seen(file, file_blocks(file), keep)[0] if span is None else self._seen_part(file, *span, keep)
 
     def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
         """Lines, `part_bytes` apart, where each is an object."""
         with open_stream(file.uri) as stream:
-            if not can_be_cut(file.uri) or spans_lines(_head(stream)):
+            if not can_be_cut(file.uri) or spans_lines(read_head(stream)):
                 return []
         return line_starts(file.uri, file.size_bytes, part_bytes)
 
@@ -90,7 +82,7 @@ class JsonReader(Reader):
 
     def _seen_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts:
         with open_span(file.uri, begin, end) as stream:
-            facts, lines = self._seen(file, _line_blocks(file, stream), keep)
+            facts, lines = self._seen(file, line_blocks(file, stream), keep)
         return PartFacts(facts.rows, lines, facts.columns)
 
     def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
@@ -135,50 +127,29 @@ class JsonReader(Reader):
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
-        for block in self._blocks(file):
+        for block in file_blocks(file):
             yield self._parse(file, block, schema)
 
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
         """Begin at the last cut before the row."""
         cut = last_cut(file, first_row)
         with open_span(file.uri, cut.at, file.size_bytes) as stream:
-            tables = (self._parse(file, block, schema) for block in _line_blocks(file, stream, b"", cut.line, cut.at))
+            tables = (self._parse(file, block, schema) for block in line_blocks(file, stream, b"", cut.line, cut.at))
             yield from rows_between(tables, cut.row, first_row, end)
-
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Describe the line of the first value that is of another kind."""
-        for block in self._blocks(file):
-            for number, text in _lines(block):
-                value = json.loads(text).get(column)
-                if value is not None and not _is_of(value, kind):
-                    return f"line {number} holds {shorten(value)}"
-        return ""
 
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """See `Reader.lines`."""
         found: dict[int, int] = {}
         first, last = 0, max(rows, default=-1)
-        for block in self._blocks(file):
+        for block in file_blocks(file):
             wanted = [row - first for row in rows if first <= row < first + block.rows]
             if wanted:
-                numbers = [number for number, _ in _lines(block)]
+                numbers = [number for number, _ in block.numbered_lines()]
                 found |= {first + row: numbers[row] for row in wanted}
             first += block.rows
             if first > last:
                 break
         return found
-
-    def _blocks(self, file: SourceFile) -> Iterator[Block]:
-        try:
-            with open_stream(file.uri) as stream:
-                head = _head(stream)
-                _refuse_other_kinds(file, head)
-                if spans_lines(head):
-                    yield from object_lines(file.uri, head, stream, _BLOCK_BYTES)
-                    return
-                yield from _line_blocks(file, stream, head)
-        except (OSError, pa.ArrowException) as error:
-            raise read_problem(file.uri, error) from error
 
     def _parse(self, file: SourceFile, block: Block, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
@@ -203,7 +174,7 @@ class JsonReader(Reader):
         floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
         if not floats or not has_long_integer(block.text):
             return
-        for number, text in _lines(block):
+        for number, text in block.numbered_lines():
             item = json.loads(text)
             for field in floats:
                 rounded = next(_rounded(item.get(field.name), field.type), None)
@@ -238,19 +209,6 @@ class JsonReader(Reader):
         if marks is not None and not infer:
             columns[UNREADABLE] = marks.array()
         return pa.table(columns)
-
-
-def _line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
-    """Yield the rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
-    for block in read_blocks(file.uri, stream, _BLOCK_BYTES, head):
-        _, problem = decode_block(block, line, offset)
-        if problem:
-            raise DataError(f"{file.uri}: {problem}")
-        num_rows, num_ends = count_lines(block)
-        if num_rows:
-            yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
-        line += num_ends
-        offset += len(block)
 
 
 def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
@@ -321,12 +279,8 @@ def _column(
         ) from error
 
 
-def _lines(block: Block) -> Iterator[tuple[int, bytes]]:
-    return ((line, text) for line, text in zip(block.lines, block.text.split(b"\n"), strict=False) if text.strip())
-
-
 def _objects(file: SourceFile, block: Block) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text in _lines(block):
+    for number, text in block.numbered_lines():
         try:
             value = json.loads(text, object_pairs_hook=_unique_keys)
         except ValueError as error:
@@ -402,20 +356,3 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_without_times(kind.value_type))
     return kind
-
-
-def _head(stream: pa.NativeFile) -> bytes:
-    """Return the beginning of the file: its first line that is not blank, or a block."""
-    head = b""
-    while len(head) < _BLOCK_BYTES and b"\n" not in head.lstrip(b"\xef\xbb\xbf \t\r\n"):
-        more = stream.read(_HEAD_BYTES)
-        if not more:
-            break
-        head += more
-    return head
-
-
-def _refuse_other_kinds(file: SourceFile, head: bytes) -> None:
-    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if not begins.startswith((b"{", b"[")) and (what := looks_like(file)) not in ("", "text"):
-        raise DataError(f"{file.uri}: this is {what}, not JSON")

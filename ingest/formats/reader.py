@@ -192,13 +192,6 @@ class Reader(Protocol):
         """
         return iter(())
 
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Describe the first value of `column` that does not read as `kind`: `line 3 holds 'x'`.
-
-        It is called where files disagree on a type. Empty if there is no such place, as where the files declare their types.
-        """
-        return ""
-
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """Row, from 0 -> the line, from 1, that it begins at. Empty where the file has no lines."""
         return {}

@@ -90,7 +90,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 f"{{{in_yaml(name)}: float64}} for a quantity",
             )
         if kind is None:
-            places = _places(name, reader, files, found)
+            places = _places(name, files, facts)
             problems.append(_disagreement(name, files, found) + places)
             apart = True
             rows_named = rows_named or bool(places)
@@ -180,15 +180,10 @@ def _disagreement(name: str, files: Sequence[SourceFile], found: dict[pa.DataTyp
     return f"column {name!r} is " + " and ".join(f"{kind} in {_names(files, found[kind])}" for kind in kinds)
 
 
-def _places(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
-    """Describe the first line with text of each file, where files hold text among numbers."""
-    text = next((kind for kind in found if pa.types.is_string(kind)), None)
-    others = [kind for kind in found if not pa.types.is_string(kind) and not pa.types.is_null(kind)]
-    if text is None or not others:
-        return ""
-    wanted = _common(others) or others[0]
-    odd = [files[index] for index in found[text][:_NAMED_FILES]]
-    return "".join(f"; in {file.name}, {place}" for file in odd if (place := reader.misfit(file, name, wanted)))
+def _places(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:
+    """Describe the first text of each file whose values are nearly all numbers."""
+    odd = [(file, fact.mostly_numbers[name]) for file, fact in zip(files, facts, strict=True) if name in fact.mostly_numbers]
+    return "".join(f"; in {file.name}, {seen.first_text}" for file, seen in odd[:_NAMED_FILES])
 
 
 def _stray(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.ingest.formats.cells import cell_types
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
-from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
+from penstock.ingest.formats.json_text import count_lines, has_long_integer
 
 _ODD = ["007", "0x1F", "-0", "1e5", ".5", "+.5", "9" * 19, "-" + "9" * 18, "9" * 20, "-0.1234567890123456789", "1.5", "true"]
 _CELLS = st.lists(

@@ -77,9 +77,9 @@ def test_only_the_named_columns_are_read(tmp_path: Path) -> None:
 
 
 def test_types_that_differ_between_files_name_the_files_the_line_and_the_cure(tmp_path: Path) -> None:
-    text = refusal(tmp_path, {"a.csv": "id,x\n1,1\n", "b.csv": "id,x\n2,1\nC3,2\n", "c.csv": "id,x\n4,1.5\n"})
+    text = refusal(tmp_path, {"a.csv": "id,x\n1,1\n", "b.csv": f"id,x\nC3,2\n{NUMBERS}", "c.csv": "id,x\n4,1.5\n"})
     assert (
-        "column 'id' is string in b.csv and int64 in 2 files (a.csv, c.csv); in b.csv, line 3 (row 1 from 0) holds 'C3'" in text
+        "column 'id' is string in b.csv and int64 in 2 files (a.csv, c.csv); in b.csv, line 2 (row 0 from 0) holds 'C3'" in text
     )
     assert text.startswith("3 source files: the columns do not fit together\n")
     assert "data.types: {id: string}" in text
@@ -87,7 +87,8 @@ def test_types_that_differ_between_files_name_the_files_the_line_and_the_cure(tm
 
 
 def test_every_file_with_a_stray_word_is_named_with_its_line(tmp_path: Path) -> None:
-    text = refusal(tmp_path, {"a.csv": "x\n1\n?\n", "b.csv": "x\n2\n3\n", "c.csv": "x\nn.a.\n4\n"})
+    ones = "1\n" * 10
+    text = refusal(tmp_path, {"a.csv": f"x\n1\n?\n{ones}", "b.csv": "x\n2\n3\n", "c.csv": f"x\nn.a.\n{ones}"})
     assert "; in a.csv, line 3 (row 1 from 0) holds '?'; in c.csv, line 2 (row 0 from 0) holds 'n.a.'" in text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import DataError
-from penstock.ingest.formats import json as json_format
+from penstock.ingest.formats import json_text
 from penstock.ingest.formats.registry import reader_of
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
@@ -99,8 +99,11 @@ def test_a_type_that_the_parser_does_not_know_is_cast_to(tmp_path: Path) -> None
         ('{"a": 1}\n\n{"a": "x"}\n', "line 3: column 'a' was a number up to line 1 and here holds text, 'x'"),
         ('{"a": 1}\n{"a": ', "line 2: not a JSON object"),
         ('{"a": 1}{"a": 2}\n', "line 1: not a JSON object (Extra data"),
-        ('{\n"a": 1\n}\n{\n"a": 2,\n', "line 4: cut off within object 1 (from 0)"),
-        ('{\n"a": 1 2\n}\n' + " " * 100, "line 1: not JSON in object 0 (from 0): Expecting ',' delimiter in line 2"),
+        ('{\n"a": 1\n}\n{\n"a": 2,\n', "line 4: not JSON, or cut off, in object 1 (from 0)"),
+        (
+            '{\n"a": 1 2\n}\n' + " " * 100,
+            "in object 0 (from 0): Expecting ',' delimiter in line 2",
+        ),
         ('{"a": 1}\n[1]\n', "line 2: holds [1], not an object"),
         ('{"a": 1, "a": 2}\n', "line 1: not a JSON object (key 'a' is there twice)"),
         ('[{"a": 1},\n {"a": 2}\n', "line 3: cut off: the array that the file begins with has no end"),
@@ -119,9 +122,15 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | byt
     assert str(tmp_path / "bad.jsonl") in text
 
 
-def test_text_against_numbers_between_files_names_both_and_the_line(tmp_path: Path) -> None:
+def test_text_against_numbers_between_files_names_both(tmp_path: Path) -> None:
     text = refusal(tmp_path, {"a.jsonl": '{"a": 1}\n', "b.jsonl": '{"a": null}\n{"a": "x"}\n'})
-    assert "column 'a' is int64 in a.jsonl and string in b.jsonl; in b.jsonl, line 2 holds 'x'" in text
+    assert "column 'a' is int64 in a.jsonl and string in b.jsonl" in text
+
+
+def test_a_large_array_is_refused_with_the_command_that_cuts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "_DOCUMENT_BYTES", 1 << 20)
+    text = refusal(tmp_path, {"a.json": "[" + '{"a": 1},\n' * 200_000 + '{"a": 1}]'})
+    assert "a.json: is one array, or objects over several lines, of more than 1 MB" in text and "jq -c '.[]'" in text
 
 
 def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
@@ -154,8 +163,8 @@ def test_an_array_and_objects_over_several_lines_are_the_rows_of_json_lines(
         }
         for n in range(500)
     ]
-    monkeypatch.setattr(json_format, "_BLOCK_BYTES", 1000)  # so that objects are cut by the blocks
-    monkeypatch.setattr(json_format, "_HEAD_BYTES", 3)
+    monkeypatch.setattr(json_text, "_BLOCK_BYTES", 1000)  # so that objects are cut by the blocks
+    monkeypatch.setattr(json_text, "_HEAD_BYTES", 3)
     one_line, spread = [json.dumps(row, ensure_ascii=False) for row in rows], [json.dumps(row, indent=2) for row in rows]
     content = {
         "array": "[" + ",\n".join(one_line) + "]\n",

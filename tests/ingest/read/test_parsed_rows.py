@@ -87,7 +87,7 @@ def test_rows_are_not_parsed_again(tmp_path: Path, copies: Path, name: str, text
 def test_a_copy_of_other_types_than_the_source_has_is_not_read(tmp_path: Path, copies: Path, files: dict[str, str]) -> None:
     with (
         mock.patch("penstock.ingest.formats.csv._BLOCK_BYTES", 64),
-        mock.patch("penstock.ingest.formats.json._BLOCK_BYTES", 64),
+        mock.patch("penstock.ingest.formats.json_text._BLOCK_BYTES", 64),
     ):
         plain = read(tmp_path, files, keep=False)
         expected = repr(plain.rows())  # -0.0 == 0
