@@ -25,9 +25,6 @@ _PNG_BITS_AT = 24
 _TIFF_BITS, _TIFF_PLANES = 258, 284
 """Tags of a TIFF: the bits of each channel; whether channels are stored pixel by pixel (1) or one after the other (2)."""
 
-_JPEG2000_SIZES = b"\xff\x4f\xff\x51"
-"""Begins the picture of a JPEG 2000; the number of channels is 40 bytes on, followed by 3 bytes for each."""
-
 _OTHER_BYTES = {
     "LA;16B": "RGBA",  # the four bytes of a pixel as they are: the low one of grey is the second
     **{
@@ -44,18 +41,7 @@ class DeepImage(ValueError):
 
 
 def is_deep(image: ImageFile.ImageFile, content: bytes | memoryview) -> bool:
-    """Whether an image that is open, and not loaded, has more than 8 bits a channel by the header of its file.
-
-    Raises:
-        ValueError: it has, and Pillow's numbers are not those in the file.
-    """
-    if image.format == "JPEG2000":
-        return _is_deep_jpeg2000(content)
-    if image.format == "PPM":
-        args: Any = image.tile[0].args
-        highest = 1 if image.tile[0].codec_name == "raw" else args[-1]
-        if highest > 255 and (image.mode, highest) != ("I", 65535):
-            raise ValueError(f"a PPM whose highest value is {highest}: write it as PNG or TIFF")
+    """Whether an image that is open, and not loaded, has more than 8 bits a channel by the header of its file."""
     if image.mode.startswith(_DEEP_MODES):
         return True
     if image.format == "PNG":
@@ -111,14 +97,3 @@ def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:
 def _byte_layout(image: ImageFile.ImageFile) -> str:
     args = image.tile[0].args
     return str(args[0] if isinstance(args, tuple) else args)
-
-
-def _is_deep_jpeg2000(content: bytes | memoryview) -> bool:
-    """Whether it is grey of 16 bits. Refuse all else of more than 8 bits: Pillow scales it, to 16 bits or to 8."""
-    data = bytes(content)
-    at = data.find(_JPEG2000_SIZES) + 40
-    channels = int.from_bytes(data[at : at + 2])
-    bits = [(each & 0x7F) + 1 for each in data[at + 2 : at + 2 + 3 * channels : 3]]
-    if max(bits, default=0) > 8 and bits != [16]:
-        raise ValueError(f"a JPEG 2000 of {max(bits)} bits a channel: write it as PNG or TIFF")
-    return bits == [16]

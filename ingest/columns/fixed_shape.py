@@ -13,8 +13,7 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
-from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.columns.written_numbers import written_numbers
+from penstock.ingest.columns.type_text import type_text, value_text
 from penstock.messages import in_yaml
 
 __all__ = [
@@ -221,20 +220,16 @@ def _is_span(kind: pa.DataType) -> bool:
 
 def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     kind = array.type
-    written = written_numbers(name, array) if is_text(kind) else None
-    seen = "" if written is None else f"; {written.seen}"
+    example = f", such as {value_text(array, 0)}" if is_text(kind) and len(array) else ""
+    numbers_as_text = f'if it holds numbers, cast: {{{in_yaml(name)}: float64}}, data.csv: {{decimal: ","}} or map_batches'
     if is_label and is_text(kind):
         return DataError(
-            f"the label {name!r} is text; training needs class indices or numbers{seen}",
-            next_step=written.advice
-            if written is not None
-            else "add the transform `- label_encoder: {}`, which turns class names into class indices",
+            f"the label {name!r} is text{example}; training needs class indices or numbers",
+            next_step="add the transform `- label_encoder: {}`, which turns class names into class indices; " + numbers_as_text,
         )
     leave = f"leave it out (drop: [{in_yaml(name)}])"
-    if written is not None:
-        advice = written.advice
-    elif is_text(kind):
-        advice = f"encode it (one_hot or ordinal: {{columns: [{in_yaml(name)}]}}), use map_batches, or {leave}"
+    if is_text(kind):
+        advice = f"encode it (one_hot or ordinal: {{columns: [{in_yaml(name)}]}}); {numbers_as_text}; or {leave}"
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds since 1970; or {leave}"
     elif _is_span(kind):
@@ -252,6 +247,6 @@ def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(
-        f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers{seen}",
+        f"column {name!r} has type {type_text(kind)}{example}; after all transforms every column must hold numbers",
         next_step=advice,
     )

@@ -16,11 +16,11 @@ from PIL import ExifTags, Image, ImageOps
 
 from penstock.ingest.columns.deep_images import DeepImage, deep_values, in_8_bits, is_deep
 
-__all__ = ["Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
+__all__ = ["IMAGE_FORMATS", "Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
 
 
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
-"""What is decoded. Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
+"""By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
 
 ImageMode = Literal["RGB", "L", "mask"]
 """Colour, grey, or the numbers in the file as they are: the class of each pixel."""
@@ -83,7 +83,7 @@ def decode_image(
     """
     if fit == "resize" and mode != "mask" and (plain := _plain_jpeg(content, size, mode)) is not None:
         return _put(plain, out) if size is None or plain.shape[:2] == tuple(size) else _resized(plain, size, out)
-    with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+    with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
         _refuse_stack(image)
         if mode == "mask":
             if image.mode not in _MASK_MODES:
@@ -163,7 +163,7 @@ def pixel_bytes(content: bytes | memoryview) -> int:
     if (size := jpeg_size(content)) is not None:
         return 4 * size[0] * size[1]
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             return 4 * image.width * image.height * (_DEEP_TIMES if is_deep(image, content) else 1)
     except Exception:  # of any class, from a decoder of Pillow; decoding the image reports it
         return 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 from PIL import Image
 
 from penstock.errors import DataError
-from penstock.ingest.columns.images import jpeg_size
+from penstock.ingest.columns.images import IMAGE_FORMATS, jpeg_size
 from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
@@ -20,9 +20,6 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["ImageReader", "ImagesFormat", "class_of"]
 
-
-_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
-"""By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
 
 _JPEG_END = b"\xff\xd9"
 
@@ -108,7 +105,7 @@ def _damage(content: bytes) -> str:
     if content.rstrip(b"\0\r\n ").endswith(_JPEG_END) and jpeg_size(content) is not None:
         return ""
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.format == "JPEG" and content.rstrip(b"\0\r\n ").endswith(_JPEG_END):
                 return ""
             if image.format == "PNG":

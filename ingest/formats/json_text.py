@@ -93,7 +93,11 @@ def spans_lines(head: bytes) -> bool:
 
 
 def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
-    """Yield the rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
+    """Yield the rest of a file of lines, whose next line is `line` and begins at byte `offset`.
+
+    Raises:
+        DataError: a line is not UTF-8, or too long.
+    """
     for block in read_blocks(file.uri, stream, _BLOCK_BYTES, head):
         _, problem = decode_block(block, line, offset)
         if problem:

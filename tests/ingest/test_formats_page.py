@@ -103,33 +103,18 @@ def test_a_type_becomes_what_the_page_says_or_is_refused_with_the_step_that_help
         assert pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
 
 
-@pytest.mark.parametrize(
-    ("cells", "seen", "advice"),
-    [
-        (("1,5", "0,25", "7"), "with a decimal comma, such as '1,5'", 'data.csv: {decimal: ","}'),
-        (("3", "1,234", "1,234,567.5"), "commas between thousands, such as '1,234'", "takes the commas out"),
-        (("1,234", "2,500"), "commas between thousands", 'if they are decimal marks, in CSV files data.csv: {decimal: ","}'),
-        (("1.234,5", "1.234.567"), "points between thousands, such as '1.234,5'", "takes the points out"),
-        (("$5", "$ 1,234.50", "$0.5"), "beside a sign, such as '$5'", "takes the sign off"),
-        (("5%", "12.5 %"), "beside a sign, such as '5%'", "takes the sign off"),
-        (("9223372036854775808", "1"), "more than 64 bits, such as '9223372036854775808'", "cast: {x: float64}"),
-        (("Oslo", "1,5"), "must hold numbers", "one_hot or ordinal: {columns: [x]}"),
-        (("007", "1"), "must hold numbers", "one_hot or ordinal: {columns: [x]}"),
-    ],
-)
-def test_numbers_that_are_written_in_another_way_are_told_how_to_become_numbers(
-    tmp_path: Path, cells: tuple[str, ...], seen: str, advice: str
-) -> None:
+@pytest.mark.parametrize("cells", [("1,5", "0,25", "7"), ("9223372036854775808", "1")])
+def test_numbers_written_as_text_are_refused_with_what_reads_them(tmp_path: Path, cells: tuple[str, ...]) -> None:
     write_files(tmp_path, {"a.csv": "x;y\n" + "".join(f"{cell};1\n" for cell in cells)})
-    with pytest.raises(DataError) as refused:
-        transform_table(read_rows(tmp_path, "csv", csv={"delimiter": ";"}).select(["x"]))
-    assert seen in refused.value.message and advice in refused.value.next_step
-    if "float64" in advice:
-        read = read_rows(tmp_path, "csv", csv={"delimiter": ";"})
-        assert transform_table(read.select(["x"]), [{"cast": {"x": "float64"}}])["x"][0].as_py() == 2.0**63
-    if advice.startswith("data.csv"):
+    read = read_rows(tmp_path, "csv", csv={"delimiter": ";"})
+    with pytest.raises(DataError, match=f"such as '{cells[0]}'; after all transforms every column must") as refused:
+        transform_table(read.select(["x"]))
+    assert 'cast: {x: float64}, data.csv: {decimal: ","} or map_batches' in refused.value.next_step
+    if "," in cells[0]:
         read = read_rows(tmp_path, "csv", csv={"delimiter": ";", "decimal": ","})
         assert transform_table(read.select(["x"]))["x"].to_pylist() == [1.5, 0.25, 7]
+    else:
+        assert transform_table(read.select(["x"]), [{"cast": {"x": "float64"}}])["x"][0].as_py() == 2.0**63
 
 
 @pytest.mark.parametrize(("first", "second", "common"), table("Files that differ"))

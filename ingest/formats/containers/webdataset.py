@@ -29,7 +29,7 @@ __all__ = ["WebDatasetFormat", "WebDatasetReader"]
 
 _TABLE_BYTES = 16 << 20
 
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm", "pgm", "jp2")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif")
 
 _IMAGE_TYPE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 

@@ -189,7 +189,7 @@ def _decode_all(
             ) from error
         except Image.UnidentifiedImageError:  # its text names an address in memory
             pixels.append(None)
-            errors.append("no image format that is known")
+            errors.append("not a JPEG, PNG, BMP, WebP, TIFF or GIF image")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             pixels.append(None)
             errors.append(str(error) or type(error).__name__)
