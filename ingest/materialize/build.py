@@ -1,7 +1,7 @@
-"""How does a source become a cached dataset? Unit by unit, each committed by itself; a manifest, written last, makes it exist.
+"""How does a source become a cached dataset? In units that are committed one by one; the manifest, written last, completes it.
 
 Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json`,
-and `datasets/<key>/lease`, held by the process that makes it: another one waits.
+and `datasets/<key>/lease`, held by the process that makes it; other processes wait.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from penstock.storage import Storage
 
 __all__ = ["damaged_shards", "materialize"]
 
-_TOGETHER, _TURNS = 4, 2
-"""At most so many units are one task, and there are at least so many tasks for each CPU."""
+_UNITS_PER_TASK, _TASKS_PER_CPU = 4, 2
+"""Most units of a task, and least tasks for each CPU."""
 
 LISTINGS_AT_ONCE = 16
-"""Requests to a store that wait at the same time: each takes some 20 ms, whatever it lists."""
+"""Parallel listings of a store: each takes some 20 ms."""
 
 
 def materialize(
@@ -72,29 +72,29 @@ def materialize(
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
-    Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. Called again for a dataset that exists, it
-    makes the units of damaged shards again. Those and units of other datasets are taken over if their sizes are right and, on a
-    local disk, their hashes; from a store each shard is checked when it is fetched.
+    Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. For an existing dataset, the units of damaged
+    shards are made again. Existing units, also those of other datasets, are used if their sizes are right and, on a local disk,
+    their hashes; shards of a store are checked when they are fetched.
 
     Args:
         key: the materialize stage's key, which names the dataset.
-        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so.
-        is_kept: the storage is one in which other processes may make the same dataset; the first makes it, and others wait.
+        piece_bytes: a file of at least twice this size is prepared in units of about this size, if its format allows it.
+        is_kept: other processes may make the same dataset in this storage; they wait for the first one.
 
     Raises:
-        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
-            `data.invalid: quarantine`, until there are more than its budget allows), a
-            transform or column that is wrong, or a damaged unit that came out differently.
+        DataError: rows that cannot be used (with the count and the first row of each kind over all units, or until the budget
+        of
+            `data.invalid: quarantine` is exceeded), a wrong transform or column, or a damaged unit that came out differently.
     """
     jobs = _plan(preparation, spec, storage, piece_bytes)
     if not is_kept:
         return _build_units(key, preparation, jobs, storage, progress, parallel)
-    with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=partial(_tell_wait, progress, len(jobs))):
+
+    def report_wait(holder: LeaseHolder) -> None:
+        progress(0, len(jobs), "units", f"waiting for {holder.process}, which prepares the same rows")
+
+    with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=report_wait):
         return _build_units(key, preparation, jobs, storage, progress, parallel)
-
-
-def _tell_wait(progress: Progress, units: int, holder: LeaseHolder) -> None:
-    progress(0, units, "units", f"waiting for {holder.process}, which prepares the same rows")
 
 
 def _build_units(
@@ -109,20 +109,20 @@ def _build_units(
     damaged = _damaged_before(storage, key)
     damaged_units = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
-    there = _committed(storage, [job.key for job in jobs if job.key not in damaged_units])
-    changed = {shard.unit for shard in _changed(storage, [shard for record in there for shard in record.shards])}
-    results |= {record.key: UnitResult(record=record) for record in there if record.key not in changed}
+    existing = _committed(storage, [job.key for job in jobs if job.key not in damaged_units])
+    changed = {shard.unit for shard in _changed(storage, [shard for record in existing for shard in record.shards])}
+    results |= {record.key: UnitResult(record=record) for record in existing if record.key not in changed}
     todo = [replace(job, again=job.key in damaged_units | changed) for job in jobs if job.key not in results]
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
-    for made in parallel(_build, _in_turn(_begun_apart(key, todo))):
+    for made in parallel(_build, _tasks(_ordered(key, todo))):
         results |= made
         set_aside += sum(map(_set_aside, made.values()))
         if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
-            break  # the check says so
+            break  # `check_budget` raises
         done += sum(rows_of[unit] for unit in made)
         progress(done, total, "rows")
     if data.invalid == "quarantine":
@@ -134,9 +134,9 @@ def _build_units(
     shared = shared_rows(records, {job.key: job.files for job in jobs}, storage)
     if shared and data.duplicates == "refuse":
         raise DataError(
-            "data.duplicates: refuse: rows are in two splits, and the model would be judged on what it has seen",
+            "data.duplicates: refuse: rows are in two splits, so that metrics would cover rows that the model was trained on",
             problems=[str(found) for found in shared],
-            next_step="take them out of one split; or take held-out rows by a rule (data.test: {fraction: 0.1}), which keeps "
+            next_step="remove them from one split; or hold rows out by a rule (data.test: {fraction: 0.1}), which keeps "
             "equal rows together",
         )
     manifest = _manifest(key, data, fitted, records, shared)
@@ -155,7 +155,7 @@ def _set_aside(result: UnitResult) -> int:
 
 
 def _list_quarantined(key: str, records: Sequence[UnitRecord], storage: Storage) -> None:
-    """One table of the rows that all units have set aside. Written before the manifest, and again after a kill in between."""
+    """Write one table of the rows that all units have set aside, before the manifest."""
     paths = [unit_quarantine_path(record.key) for record in records if record.quarantined]
     with tempfile.TemporaryDirectory(prefix="penstock-quarantine-") as folder:
         table = Path(folder) / FILE_NAME
@@ -164,14 +164,15 @@ def _list_quarantined(key: str, records: Sequence[UnitRecord], storage: Storage)
 
 
 def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
-    """List the shards that are missing or have the wrong size, and those of units that are not committed any more.
+    """List the shards that are missing or have the wrong size, and those of units that are no longer committed.
 
-    Nothing is fetched from a store for it: where a shard is fetched it is checked, and one that turns out damaged takes its
-    unit's record with it (penstock.ingest.feed.node_cache).
+    Nothing is fetched from a store: a fetched shard is checked, and a damaged one deletes its unit's record
+    (penstock.ingest.feed.node_cache).
 
     Args:
-        deep: on a local disk, list those whose content has changed, too. It is read where this machine has not written or read
-            it before, or where its times are others since.
+        deep: on a local disk, also list shards with changed content. A shard is read unless this machine wrote or read it
+        before
+            and its times are unchanged.
     """
     units: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
@@ -187,13 +188,13 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
 
 
 def _committed(storage: Storage, keys: Sequence[str]) -> list[UnitRecord]:
-    """The records of those units that are committed."""
+    """Read the records of the committed units."""
     with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
         return [record for record in pool.map(partial(committed, storage), keys) if record is not None]
 
 
 def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
-    """Those of a local disk's shards that hold something else than was written; from a store it shows when they are fetched."""
+    """List the shards on a local disk whose content has changed; shards of a store are checked when they are fetched."""
     if not storage.is_local:
         return []
     found = content_digests([str(storage.local_path(shard.path)) for shard in shards])
@@ -201,30 +202,28 @@ def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
 
 
 def _build(jobs: Sequence[UnitJob]) -> dict[str, UnitResult]:
-    """Make units one after the other: each is brought to disk and committed while the next is prepared."""
+    """Make units one after the other: each is committed while the next is prepared."""
     made: dict[str, UnitResult] = {}
-    with ThreadPoolExecutor(1, "penstock-commit") as committing:  # which ends its work, whatever becomes of the next unit
-        on_their_way: dict[str, Future[UnitResult]] = {}
+    with ThreadPoolExecutor(1, "penstock-commit") as committing:  # finishes the commit even if the next unit fails
+        running: dict[str, Future[UnitResult]] = {}
         for job in jobs:
             commit = begin_unit(job)
-            made |= {key: commits.result() for key, commits in on_their_way.items()}
-            on_their_way = {job.key: committing.submit(commit)}
-        return made | {key: commits.result() for key, commits in on_their_way.items()}
+            made |= {key: future.result() for key, future in running.items()}
+            running = {job.key: committing.submit(commit)}
+        return made | {key: future.result() for key, future in running.items()}
 
 
-def _in_turn(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
-    """Neighbouring jobs together where there are many for each CPU."""
-    together = max(1, min(_TOGETHER, len(jobs) // (_TURNS * cluster_cpus())))
-    return [jobs[begin : begin + together] for begin in range(0, len(jobs), together)]
+def _tasks(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
+    """Put neighbouring jobs into one task if there are many for each CPU."""
+    count = max(1, min(_UNITS_PER_TASK, len(jobs) // (_TASKS_PER_CPU * cluster_cpus())))
+    return [jobs[begin : begin + count] for begin in range(0, len(jobs), count)]
 
 
-def _begun_apart(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:
-    """The jobs from a place on that the dataset's key decides, and then those before it; those of many rows first.
+def _ordered(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:
+    """Rotate the jobs by the dataset's key, and move those of many rows (by powers of two) to the front.
 
-    Two datasets that share units and are made at the same time so begin with different ones, and each takes over what the other
-    has committed by then. A lease for each unit would spare the last ones, too, for two requests and, on a store, half a second
-    a unit. A large one begun last would keep one worker busy while the others have nothing to do; those of about as many rows
-    (to a power of two) stay in their order.
+    Two datasets that share units and are made at the same time begin with different units, and each uses the units that the
+    other has committed. A large unit started last would leave the other workers idle.
     """
     begin = int(digest_of(key)[:8], 16) % max(1, len(jobs))
     return sorted([*jobs[begin:], *jobs[:begin]], key=lambda job: -job.rows.bit_length())
@@ -243,7 +242,7 @@ def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, pie
 
 
 def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
-    """The damaged shards of the dataset as it was committed before; none if it was not, or by another version."""
+    """List the damaged shards of the existing dataset; none if it does not exist, or is of another version."""
     try:
         before = DatasetManifest.model_validate(storage.read_json(manifest_path(key)))
     except (FileNotFoundError, ValueError):
@@ -252,7 +251,7 @@ def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
 
 
 def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], damaged: Sequence[ShardInfo]) -> None:
-    """A training run may have seen the old rows: the same name must not come to mean others."""
+    """Raise DataError if a shard that was made again has other rows: a training run may have read the old ones."""
     made = {shard.path: shard.digest for record in records for shard in record.shards}
     for shard in damaged:
         if shard.path in made and made[shard.path] != shard.digest:
@@ -310,7 +309,7 @@ def _feed_schema(data: DataSpec, fitted: FittedPreprocess, records: Sequence[Uni
     num_classes, classes = fitted.num_classes, fitted.classes
     trained = [count.label for record in records for count in record.classes.get("train", ())]
     if num_classes is not None and trained and max(trained) >= num_classes:
-        num_classes, classes = None, None  # a map_batches function has numbered them anew
+        num_classes, classes = None, None  # a map_batches function has renumbered them
     if num_classes is None and trained:
         num_classes = max(trained) + 1
         _check_labels(data.label or "", num_classes, records)
@@ -318,7 +317,7 @@ def _feed_schema(data: DataSpec, fitted: FittedPreprocess, records: Sequence[Uni
 
 
 def _check_labels(label: str, num_classes: int, records: Sequence[UnitRecord]) -> None:
-    """Every label of validation and test must be one that the model has an output for."""
+    """Raise DataError for labels of validation and test that the model has no output for."""
     problems = [
         RowProblem(reason="label out of range", column=label, rows=count.rows, place=count.place, example=str(count.label))
         for split in SPLITS[1:]
@@ -330,7 +329,7 @@ def _check_labels(label: str, num_classes: int, records: Sequence[UnitRecord]) -
 
 
 def _class_counts(records: Sequence[UnitRecord]) -> dict[str, dict[str, int]]:
-    """Rows per class, by split."""
+    """Count the rows of each class, by split."""
     counts: dict[str, Any] = {}
     for split in SPLITS:
         total: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Which row of which source file did a prepared row come from? The shards remember it in two columns."""
+"""From which row of which source file does a prepared row come? Two columns of the shards have the answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Sources", "sources_of"]
 
 
 class Sources(NamedTuple):
-    """Where some rows came from."""
+    """Source files and rows of some prepared rows."""
 
     names: tuple[str, ...]
-    """Files, by index, as they are named below their location."""
+    """Files, relative to their location."""
     files: NDArray[np.int32]
     """Index into `names` of each row."""
     rows: NDArray[np.int64]
@@ -28,10 +28,10 @@ class Sources(NamedTuple):
 
 
 def sources_of(storage: Storage, manifest: DatasetManifest, split: Split, ids: NDArray[np.int64]) -> Sources:
-    """Look up rows of a split by their numbers, in ascending order. Reads two columns of the shards that hold them.
+    """Find the sources of rows of a split by their ascending ids. Reads two columns of the shards that hold them.
 
     Raises:
-        FileNotFoundError: a shard is gone; or none is kept (`cache: none` and `memory`).
+        FileNotFoundError: a shard is missing, or none is kept (`cache: none` and `memory`).
     """
     files_of = {unit.key: unit.files for unit in manifest.units}
     names: dict[str, int] = {}

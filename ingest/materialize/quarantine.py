@@ -1,7 +1,7 @@
-"""Which rows were set aside by `data.invalid: quarantine`, one by one, and are there more of them than its budget allows?
+"""Which rows did `data.invalid: quarantine` set aside, and are they within its budget?
 
-A unit's rows are a Parquet file beside its shards, written before the record that commits the unit; those of a dataset are one
-beside its manifest. A row is there once, for the first reason that took it out.
+The rows of a unit are a Parquet file beside its shards, written before the record that commits the unit; those of a dataset are
+a file beside its manifest. A row is listed once, with the first reason.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _SCHEMA = pa.schema(
         pa.field("value", pa.string()),
     ]
 )
-"""`location` is train, validation or test; `file` its path there; `row` counts from 0; `value` what it held, where known."""
+"""`location` is train, validation or test; `file` its path there; `row` counts from 0; `value` is the bad value if known."""
 
 
 def unit_quarantine_path(key: str) -> str:
-    """Where the rows are that a unit has set aside."""
+    """Return the path of the rows that a unit has set aside."""
     return unit_path(key, FILE_NAME)
 
 
 def dataset_quarantine_path(key: str) -> str:
-    """Where the rows are that a dataset has set aside."""
+    """Return the path of the rows that a dataset has set aside."""
     return f"{Path(manifest_path(key)).parent}/{FILE_NAME}"
 
 
 def write_part(path: Path, found: Iterable[SetAside], places: dict[str, tuple[Split, str]]) -> None:
-    """Write what one unit has set aside, in the order of its files and their rows.
+    """Write the rows that one unit has set aside, in the order of its files and their rows.
 
     Args:
         places: URI -> (location, name) of each of the unit's files.
@@ -60,15 +60,11 @@ def write_part(path: Path, found: Iterable[SetAside], places: dict[str, tuple[Sp
         for file, row, example in zip(each.origin.files.tolist(), each.origin.rows.tolist(), each.examples, strict=True)
     ]
     rows.sort(key=lambda row: row[:2])
-    columns = [
-        [location for _, _, location, *_ in rows],
-        [name for _, _, _, name, *_ in rows],
-        [row for _, row, *_ in rows],
-        [column for *_, column, _, _ in rows],
-        [reason for *_, reason, _ in rows],
-        [example or None for *_, example in rows],
+    records = [
+        dict(zip(_SCHEMA.names, (location, name, row, column, reason, example or None), strict=True))
+        for _, row, location, name, column, reason, example in rows
     ]
-    pq.write_table(pa.table(columns, schema=_SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(records, schema=_SCHEMA), path)
 
 
 def join_parts(path: Path, parts: Sequence[Callable[[], bytes]]) -> None:
@@ -79,14 +75,11 @@ def join_parts(path: Path, parts: Sequence[Callable[[], bytes]]) -> None:
 
 
 def check_budget(budget: QuarantineSpec, found: Sequence[RowProblem], rows: int) -> None:
-    """Stop where more rows are set aside than allowed.
+    """Raise DataError, with the first row and the count of each reason, if more rows are set aside than allowed.
 
     Args:
         found: the problems of all units so far, in row order.
         rows: of all files.
-
-    Raises:
-        DataError: names the first row of each reason, and how many rows there are.
     """
     problems = joined(found)
     count = sum(problem.rows for problem in problems)
@@ -98,5 +91,5 @@ def check_budget(budget: QuarantineSpec, found: Sequence[RowProblem], rows: int)
         f"data.invalid: quarantine: {counted(count, 'row')} or more cannot be used, and data.quarantine allows "
         f"{budget.limit(rows):,} ({', '.join(limits)})",
         problems=[str(problem) for problem in problems],
-        next_step="repair the source, or allow more (data.quarantine: {max_fraction: ...}); what is good already is kept",
+        next_step="repair the source, or allow more (data.quarantine: {max_fraction: ...}); good units are kept",
     )

@@ -1,8 +1,8 @@
-"""What does a shard look like on disk? One Arrow IPC file with exactly one uncompressed record batch.
+"""What is the format of a shard? One Arrow IPC file with exactly one uncompressed record batch.
 
-One batch means that every column is one contiguous run of bytes (lists: and one of offsets), so a reader maps the file and
-hands out numpy views without a copy. Each row also carries where it came from: `_file` (index into the files of the commit
-unit) and `_row` (row number in that file, counted from 0). Those two are not part of the feed's schema.
+With one batch, every column is one contiguous run of bytes (a list column also one of offsets), so that a reader maps the file
+and returns numpy views without a copy. Each row also has its place in the source: `_file` (index into the files of the unit)
+and `_row` (row number in that file, from 0). These two are not part of the feed's schema.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ import pyarrow.ipc
 
 from penstock.errors import DataError, ShardError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS, column_view, columns_of, contiguous
-from penstock.ingest.columns.extension_types import (
-    Variable,
-    variable_view,
-)
+from penstock.ingest.columns.extension_types import Variable, variable_view
 
 __all__ = ["ShardBuffer", "ShardReader", "open_shard", "with_provenance", "write_shard"]
 
@@ -36,15 +33,15 @@ def with_provenance(table: pa.Table, files: np.ndarray, rows: np.ndarray) -> pa.
 
 
 def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
-    """Write `tables` as one record batch and return its rows. The same rows give the same bytes, however they are cut up.
+    """Write `tables` as one record batch and return its rows. The bytes depend only on the rows, not on the cuts of the tables.
 
     Raises:
-        DataError: a value is null, or there is not one row.
+        DataError: a value is null, or there are no rows.
     """
     table = pa.concat_tables(tables)
     if table.num_rows == 0:
         raise DataError(f"shard {Path(path).name}: no rows to write")
-    # The field's nullability and the schema's metadata are part of the bytes, so both are fixed here.
+    # Nullability and metadata are part of the bytes, so both are fixed here.
     schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
     columns_of(schema)
     batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
@@ -56,11 +53,11 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
 class _InPieces(io.FileIO):
     """A file that is written at most `PIECE_BYTES` at a time.
 
-    Of a larger write Linux takes pages of 2 MB and more for its cache, and a virtual machine may have to ask its host for each.
+    For larger writes Linux uses pages of 2 MB and more in its cache, which are slow to get in a virtual machine.
     """
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all of `data`."""
         view, done = memoryview(data).cast("B"), 0
         try:
             while done < len(view):
@@ -72,9 +69,9 @@ class _InPieces(io.FileIO):
 
 
 class ShardBuffer:
-    """Prepared rows of one split on their way into shards; holds about `shard_bytes` of them in memory.
+    """Buffer that cuts the prepared rows of one split into shards of about `shard_bytes`.
 
-    Where a shard ends depends on the rows and `shard_bytes` only, not on how the rows arrive in tables.
+    The cuts depend only on the rows and `shard_bytes`, not on the tables in which the rows come.
     """
 
     def __init__(self, shard_bytes: int) -> None:
@@ -83,14 +80,14 @@ class ShardBuffer:
         self._bytes = 0
 
     def add(self, table: pa.Table) -> Iterator[list[pa.Table]]:
-        """Take `table`; yield the content of each shard that is full."""
+        """Add `table`; yield the content of each full shard."""
         ends = np.cumsum(_row_bytes(table))
         taken = 0
         while taken < table.num_rows:
             before = int(ends[taken - 1]) if taken else 0
             upto = int(np.searchsorted(ends, before + self._shard_bytes - self._bytes, side="right"))
             if upto == taken and not self._tables:
-                upto += 1  # a row that is larger than a shard
+                upto += 1  # a row larger than a shard
             if upto > taken:
                 self._tables.append(table.slice(taken, upto - taken))
                 self._bytes += int(ends[upto - 1]) - before
@@ -99,7 +96,7 @@ class ShardBuffer:
                 yield self._take()
 
     def finish(self) -> Iterator[list[pa.Table]]:
-        """Yield what is left as the last shard, if anything is."""
+        """Yield the remaining rows as the last shard."""
         if self._tables:
             yield self._take()
 
@@ -109,7 +106,7 @@ class ShardBuffer:
 
 
 def _row_bytes(table: pa.Table) -> np.ndarray:
-    """Bytes that each row takes in a shard: int64 [rows]. Of provenance two numbers, 12 bytes."""
+    """Return the bytes of each row in a shard, with 12 bytes of provenance: int64 [rows]."""
     sizes = np.full(table.num_rows, 12, np.int64)
     for info in columns_of(table.schema):
         if info.ragged is None and not info.encoded:
@@ -121,7 +118,7 @@ def _row_bytes(table: pa.Table) -> np.ndarray:
 
 
 class ShardReader:
-    """A mapped shard. Columns are views into the file; they stay valid as long as one of them is held."""
+    """A mapped shard. Columns are views into the file and keep it mapped."""
 
     def __init__(self, path: str | Path, batch: pa.RecordBatch) -> None:
         self.path = str(path)
@@ -130,10 +127,10 @@ class ShardReader:
         self._batch = batch
 
     def column(self, name: str) -> np.ndarray | Variable:
-        """The column as a read-only array [rows, *shape] or a `Variable`, without a copy; `_file` and `_row` are columns too.
+        """View the column as a read-only array [rows, *shape] or a `Variable`; `_file` and `_row` are columns, too.
 
         Raises:
-            KeyError: no such column.
+            KeyError: the column does not exist.
         """
         index = self._batch.schema.get_field_index(name)
         if index < 0:
@@ -145,7 +142,7 @@ def open_shard(path: str | Path) -> ShardReader:
     """Map a local shard file.
 
     Raises:
-        ShardError: the file is missing, torn, or no shard.
+        ShardError: the file is missing, torn, or not a shard.
     """
     try:
         with pa.memory_map(str(path), "r") as source:

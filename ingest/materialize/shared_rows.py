@@ -1,6 +1,6 @@
-"""Which rows of validation and test does another split hold too? Found by the hashes of their content that units keep.
+"""Which rows of validation and test are also in another split? Rows are compared by the hashes that units store.
 
-Held-out rows are looked for a part at a time, so that memory stays bounded however many there are.
+Held-out rows are compared a part at a time, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ PART_ROWS = 1 << 24
 _FILTER_BITS = 27
 
 Files = Mapping[str, tuple[SourceFile, ...]]
-"""Of each unit, by its key."""
+"""Files of each unit, by its key."""
 
 
 class SharedRows(Section):
-    """Rows of one split that another has, too."""
+    """Rows of one split that are also in another."""
 
     held_out: Split
     other: Split
     rows: int
-    """Of `held_out`."""
+    """Shared rows of `held_out`."""
     of_rows: int
-    """All of `held_out`."""
+    """All rows of `held_out`."""
     first: str
-    """Where the first is, in both."""
+    """Place of the first one in both splits."""
 
     def __str__(self) -> str:
         return f"{self.rows:,} of {self.of_rows:,} rows of {self.held_out} are in {self.other}, too; the first: {self.first}"
 
 
 def shared_rows(records: Sequence[UnitRecord], files: Files, storage: Storage) -> list[SharedRows]:
-    """Count the rows of validation and test that train has, and those of test that validation has. Runs on the driver."""
+    """Count rows of validation and test that are in train, and rows of test that are in validation. Runs on the driver."""
     pairs: tuple[tuple[Split, Split], ...] = (("validation", "train"), ("test", "train"), ("test", "validation"))
     return [found for held_out, other in pairs if (found := _shared(records, files, storage, held_out, other))]
 
@@ -84,9 +84,9 @@ def _parts(records: Sequence[UnitRecord], storage: Storage, split: Split) -> Ite
 
 
 def _seen(wanted: np.ndarray, records: Sequence[UnitRecord], storage: Storage, other: Split) -> np.ndarray:
-    """Those of the sorted hashes `wanted` that rows of `other` have."""
+    """Select those of the sorted hashes `wanted` that rows of `other` have."""
     bits = np.uint64(min(_FILTER_BITS, len(wanted).bit_length() + 3))
-    # A look into a table passes over nearly all rows 20 times as fast as a search among the sorted ones.
+    # A table rules out nearly all rows 20 times as fast as a binary search.
     maybe = np.zeros(1 << int(bits), np.bool_)
     maybe[wanted >> (np.uint64(64) - bits)] = True
     found = [wanted[:0]]
@@ -101,11 +101,11 @@ def _first_place(records: Sequence[UnitRecord], split: Split, wanted: np.uint64,
         hits = np.flatnonzero(hashes == wanted)
         if len(hits):
             return _place(record, split, int(hits[0]), files, storage)
-    raise AssertionError("a hash that was found is gone")
+    raise AssertionError("a hash that was found before is missing")
 
 
 def _place(record: UnitRecord, split: Split, index: int, files: Files, storage: Storage) -> str:
-    """File and row of row `index` of the unit's rows of `split`; the unit's files where its shards are not kept."""
+    """Format the file and row of row `index` of the unit's rows of `split`; only its files if its shards are not kept."""
     of_unit = files[record.key]
     for shard in record.shards:
         if shard.split != split:

@@ -1,4 +1,4 @@
-"""How is one commit unit made? Its files are read, prepared and written as shards; the record that makes them count is last."""
+"""How is one commit unit made? Its files are read, prepared and written as shards; the record that commits them is last."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import PIL
+import psutil
 import pyarrow as pa
 from pydantic import Field, ValidationError
 
@@ -53,11 +54,11 @@ __all__ = [
 
 
 FORMAT = 2
-"""Raised by one when the same inputs would give other shards."""
+"""Increased when the same inputs would give other shards."""
 
 
 class ClassCount(Section):
-    """How often a class is the label of a row in one split of a unit."""
+    """Rows of one class in one split of a unit."""
 
     label: int
     rows: int
@@ -71,7 +72,7 @@ class UnitRecord(Section):
     version: Literal[1] = 1
     key: str
     files: tuple[str, ...]
-    """Names, which the shards' `_file` column counts through."""
+    """Names, in the order of the shards' `_file` column."""
     shards: tuple[ShardInfo, ...]
     columns: tuple[ColumnInfo, ...]
     """Empty if the unit has no rows."""
@@ -81,22 +82,21 @@ class UnitRecord(Section):
     quarantined: int = 0
     """Rows listed beside the shards (penstock.ingest.materialize.quarantine); 0 without such a list."""
     problems: tuple[RowProblem, ...] = ()
-    """Of those rows, each kind with its first place."""
+    """Kinds of these rows, each with its first place."""
     unseen: dict[str, int] = Field(default_factory=dict)
     """Values per column that one_hot did not know and made zeros."""
     classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
     """Integer labels, by split."""
     hashed: bool = False
-    """Whether the rows' hashes lie beside the shards (`hashes_path`)."""
+    """Whether the rows' hashes are stored beside the shards (`hashes_path`)."""
     profile: Profile
-    """What its rows were."""
     seconds: float
     """Wall time of making it."""
     built_at: float
-    """When it was committed, in seconds since 1970."""
+    """Time of the commit, in seconds since 1970."""
 
     def hashed_rows(self) -> dict[Split, int]:
-        """Rows of each split whose hashes are kept; nothing if none are."""
+        """Return the rows of each split with stored hashes."""
         rows: Counter[Split] = Counter()
         for shard in self.shards if self.hashed else ():
             rows[shard.split] += shard.rows
@@ -104,7 +104,7 @@ class UnitRecord(Section):
 
 
 class UnitResult(Section):
-    """What came of a unit: a committed record, or the rows that forbid it."""
+    """A committed record, or the bad rows that prevent the commit."""
 
     record: UnitRecord | None
     problems: tuple[RowProblem, ...] = ()
@@ -112,7 +112,7 @@ class UnitResult(Section):
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Everything that making a unit takes; sent to a worker."""
+    """Everything that is needed to make a unit; sent to a worker."""
 
     key: str
     preparation: Preparation
@@ -120,9 +120,9 @@ class UnitJob:
     shard_bytes: int
     storage: Storage
     max_quarantined: int = 0
-    """Under `data.invalid: quarantine`: with more bad rows the unit need not be finished. Part of no key."""
+    """Under `data.invalid: quarantine`: with more bad rows the unit is not finished. Not part of a key."""
     again: bool = False
-    """Made although it is committed, because it is damaged. Part of no key."""
+    """Make it although it is committed, because it is damaged. Not part of a key."""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -131,15 +131,15 @@ class UnitJob:
 
     @property
     def rows(self) -> int:
-        """Of the source."""
+        """Rows of the source."""
         first_row, end = self.preparation.piece or (0, sum(file.rows or 0 for file in self.files))
         return end - first_row
 
 
 def unit_key(job: UnitJob) -> str:
-    """Digest of all that the unit's shards depend on. Equal units of different datasets are shared.
+    """Digest everything that the unit's shards depend on. Equal units of different datasets are shared.
 
-    The other files of the source do not count, only the schema they agreed on; nor does where the files lie.
+    Not part of it: the other files of the source, but for the common schema, and the location of the files.
     """
     of = job.preparation
     data = of.data
@@ -148,7 +148,7 @@ def unit_key(job: UnitJob) -> str:
         rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     if format_of(data).is_kept:
-        read.pop(data.format, None)  # says which rows, and not how the files are read that hold them
+        read.pop(data.format, None)  # these options select rows; they do not change how the kept files are read
     return digest_of(
         {
             "format": FORMAT,
@@ -167,9 +167,9 @@ def unit_key(job: UnitJob) -> str:
     )
 
 
-@functools.cache  # a look into a package's metadata takes milliseconds, and there may be thousands of units
+@functools.cache  # reading a package's metadata takes milliseconds, and there may be thousands of units
 def _image_libraries(decodes: bool) -> dict[str, str]:
-    """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike; `colors` is our own reading."""
+    """Return the versions of the libraries that decode and resize images. Builds of torch (`+cpu`) resize alike."""
     if not decodes:
         return {"pillow": ""}
     torch = importlib.metadata.version("torch").split("+")[0]
@@ -178,12 +178,12 @@ def _image_libraries(decodes: bool) -> dict[str, str]:
 
 
 def hashes_path(key: str, split: Split) -> str:
-    """Where the hashes of a unit's rows of `split` are, in row order: uint64, little-endian."""
+    """Return the path of the hashes of a unit's rows of `split`, in row order: uint64, little-endian."""
     return unit_path(key, f"{split}.hashes")
 
 
 def committed(storage: Storage, key: str) -> UnitRecord | None:
-    """The unit's record, if it is committed and its shards are all there with their size."""
+    """Return the unit's record if it is committed and all files have the right size."""
     try:
         record = UnitRecord.model_validate(storage.read_json(unit_path(key, UNIT_RECORD)))
     except (FileNotFoundError, ValidationError, ValueError):
@@ -198,26 +198,25 @@ def committed(storage: Storage, key: str) -> UnitRecord | None:
 
 
 def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -> list[ShardInfo]:
-    """Those of a unit's shards that are missing or have the wrong size; all, if the unit is not committed."""
+    """List the unit's shards that are missing or have the wrong size; all shards if the unit is not committed."""
     sizes = storage.sizes(unit_path(key))
     return [shard for shard in shards if UNIT_RECORD not in sizes or sizes.get(Path(shard.path).name) != shard.size_bytes]
 
 
 def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
-    """Make one unit, up to its last shard, which is on its way then; what is returned commits it. Runs in a worker.
+    """Make one unit up to the upload of its last shard. The returned function waits for it and commits. Runs in a worker.
 
-    One that is committed by now was made by another process meanwhile, and stays, unless it is to be made `again`. What else
-    was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
-    Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed; under `quarantine` up
-    to one more than all units together may have.
+    A unit that another process has committed is kept, unless the job has `again`; uncommitted files are replaced. A unit that
+    is killed at any point is not committed, and the next try starts from its beginning. Under `data.invalid: error` all bad
+    rows of the unit are counted, and it is not committed; under `quarantine` counting stops above the budget of all units.
 
     Raises:
-        DataError: a transform or a column is wrong whatever the rows hold, or a file cannot be read.
+        DataError: a transform or a column is wrong for any rows, or a file cannot be read.
     """
-    if not job.again and (there := committed(job.storage, job.key)) is not None:
-        return lambda: UnitResult(record=there)
+    if not job.again and (existing := committed(job.storage, job.key)) is not None:
+        return lambda: UnitResult(record=existing)
     started = time.monotonic()
-    # The record goes first: from here on the shards are not to be believed.
+    # Delete the record first: from here on the shards are not valid.
     job.storage.delete(unit_path(job.key, UNIT_RECORD))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_scratch(job))
@@ -235,7 +234,7 @@ def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
         with in_use:
             record = maker.finish(time.monotonic() - taken)
         job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
-        if job.storage.is_local:  # they were hashed as they were written
+        if job.storage.is_local:  # their digests are known from writing
             remember_digests({str(job.storage.local_path(shard.path)): shard.digest for shard in record.shards})
         return UnitResult(record=record)
 
@@ -243,10 +242,7 @@ def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
 
 
 class _UnitMaker:
-    """Collects prepared rows per split and writes a shard whenever one is full.
-
-    A shard's digest is taken, and the shard sent to its place, while the next rows are prepared.
-    """
+    """Collects prepared rows per split and writes full shards; hashes and uploads them while the next rows are prepared."""
 
     def __init__(self, job: UnitJob, folder: Path, pool: ThreadPoolExecutor) -> None:
         self._job, self._folder, self._pool = job, folder, pool
@@ -254,7 +250,7 @@ class _UnitMaker:
         self._buffers = {split: ShardBuffer(job.shard_bytes) for split in SPLITS}
         self._shards: dict[Split, list[ShardInfo]] = {split: [] for split in SPLITS}
         self._written: Counter[Split] = Counter()
-        self._on_its_way: Callable[[], None] | None = None
+        self._finish_upload: Callable[[], None] | None = None
         self._schema: tuple[pa.Schema, str] | None = None
         self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
         self._hashes: dict[Split, list[np.ndarray]] = {split: [] for split in SPLITS}
@@ -266,11 +262,11 @@ class _UnitMaker:
 
     @property
     def num_set_aside(self) -> int:
-        """Rows that a quarantine has to list."""
+        """Rows for the quarantine table."""
         return sum(len(each.examples) for each in self._set_aside)
 
     def add(self, split: Split, rows: Rows) -> None:
-        """Take one prepared batch."""
+        """Add one prepared batch."""
         self.problems += rows.problems
         self._set_aside += rows.set_aside
         self._filtered += rows.filtered
@@ -287,14 +283,14 @@ class _UnitMaker:
             self._write(split, tables)
 
     def write_rest(self) -> None:
-        """Write the rows that are left."""
+        """Write the last, shorter shards."""
         for split in SPLITS:
             for tables in self._buffers[split].finish():
                 self._write(split, tables)
 
     def finish(self, started: float) -> UnitRecord:
-        """Wait for the last shard, and describe the unit."""
-        self._arrive()
+        """Wait for the last upload, and describe the unit."""
+        self._wait_for_upload()
         for split, hashes in self._hashes.items():
             if hashes:
                 path = hashes_path(self._job.key, split)
@@ -334,26 +330,26 @@ class _UnitMaker:
         self._written[split] += 1
         local = self._folder / name
         rows = write_shard(local, tables)
-        self._arrive()
+        self._wait_for_upload()
         path, size_bytes = unit_path(self._job.key, name), local.stat().st_size
-        handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the name may move meanwhile
+        handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the upload may move the file
         digest = self._pool.submit(_digest_and_close, handle)
-        sent = self._pool.submit(self._job.storage.put_file, local, path)
+        upload = self._pool.submit(self._job.storage.put_file, local, path)
 
-        def arrive() -> None:
-            sent.result()
+        def finish_upload() -> None:
+            upload.result()
             local.unlink(missing_ok=True)
             self._shards[split].append(
                 ShardInfo(path=path, split=split, rows=rows, size_bytes=size_bytes, digest=digest.result(), unit=self._job.key)
             )
 
-        self._on_its_way = arrive
+        self._finish_upload = finish_upload
 
-    def _arrive(self) -> None:
-        """Wait for the shard before: one at a time lies there unsent."""
-        if self._on_its_way is not None:
-            arrive, self._on_its_way = self._on_its_way, None
-            arrive()
+    def _wait_for_upload(self) -> None:
+        """Wait for the previous shard: one at a time is on disk and not uploaded."""
+        if self._finish_upload is not None:
+            finish_upload, self._finish_upload = self._finish_upload, None
+            finish_upload()
 
     def _check_schema(self, schema: pa.Schema, place: str) -> None:
         if self._schema is None:
@@ -374,10 +370,10 @@ class _UnitMaker:
             return
         values, seen = rows.column(label).to_numpy(), self._classes[split]
         self.profiler.prepared(split, rows.origin, values)
-        counts = np.bincount(values)  # from 0 to MAX_CLASSES, all of them
+        counts = np.bincount(values)  # labels are below MAX_CLASSES
         found = np.flatnonzero(counts).tolist()
         if not seen.keys() >= set(found):
-            # Sorting costs ten times as much as counting, and most classes are among the first rows.
+            # Sorting takes ten times as long as counting, and is rarely needed: the first rows have most classes.
             for value, row in zip(*(part.tolist() for part in np.unique(values, return_index=True)), strict=True):
                 seen.setdefault(value, ClassCount(label=value, rows=0, place=rows.origin.place(row)))
         for value in found:
@@ -390,7 +386,7 @@ def _digest_and_close(handle: IO[bytes]) -> str:
 
 
 def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, ...]) -> tuple[str, str] | None:
-    """How two sets of columns differ, said from each side; None if they agree."""
+    """Describe the first difference of two schemas, from each side; None if they are equal."""
     if first == second:
         return None
     names = [column.name for column in first]
@@ -405,7 +401,7 @@ def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, .
 
 @contextlib.contextmanager
 def _scratch(job: UnitJob) -> Iterator[Path]:
-    """A private folder for shards in the making: beside their final place if that is local, so that a rename moves them."""
+    """Make a private folder for unfinished shards: in the unit's folder if that is local, so that a rename moves them."""
     prefix = f".build-{socket.gethostname()}-"
     if not job.storage.is_local:
         with tempfile.TemporaryDirectory(prefix="penstock-unit-") as name:
@@ -414,20 +410,10 @@ def _scratch(job: UnitJob) -> Iterator[Path]:
     home = job.storage.local_path(unit_path(job.key))
     home.mkdir(parents=True, exist_ok=True)
     for stale in home.glob(f"{prefix}*"):
-        if not _is_running(int(stale.name.removeprefix(prefix).split("-")[0])):
+        if not psutil.pid_exists(int(stale.name.removeprefix(prefix).split("-")[0])):
             shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

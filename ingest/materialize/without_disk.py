@@ -1,7 +1,7 @@
-"""How are rows prepared that no disk keeps? Once to know them (`cache: none`), or into Ray's object store (`cache: memory`).
+"""How are rows prepared without a cache on disk? Once for the manifest (`cache: none`), or into Ray's object store (`memory`).
 
-Both go the way of `cache: disk`, unit by unit, with a storage that keeps nothing: bad rows are found by the same code, and the
-manifest says the same about the same rows, content digest included. Only its list of shards is empty.
+Both use the code of `cache: disk` with a storage that keeps nothing, so that bad rows are found in the same way and the
+manifest is the same, content digest included, but for its empty list of shards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class StreamUnit(NamedTuple):
-    """What one task of a stream prepares: the files of a commit unit, or a piece of a large file."""
+    """Work of one task of a stream: the files of a commit unit, or a piece of a large file."""
 
     files: tuple[SourceFile, ...]
     piece: Piece | None
@@ -49,23 +49,17 @@ class StreamUnit(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows that are prepared without being kept on disk. Picklable: it goes to the workers that stream."""
+    """Rows that are prepared and not kept on disk. Picklable: it is sent to the workers that stream."""
 
     preparation: Preparation
     spec: MaterializeSpec
     quarantine: Storage | None = None
-    """Where the table of rows set aside under `data.invalid: quarantine` goes."""
+    """Storage for the table of rows that `data.invalid: quarantine` sets aside."""
     piece_bytes: int = PART_BYTES
-    """A file of twice as much is prepared in pieces of about this size, as on disk."""
+    """A file of at least twice this size is prepared in pieces of about this size, as on disk."""
 
     def describe(self, key: str, progress: Progress) -> DatasetManifest:
-        """Prepare every row once and keep none. Runs on the driver; Ray must be initialised.
-
-        Args:
-            key: the materialize stage's key.
-
-        Returns:
-            The manifest, without shards.
+        """Prepare every row once and return the manifest, without shards. Runs on the driver; Ray must be initialised.
 
         Raises:
             DataError: as `penstock.ingest.materialize.build.materialize`.
@@ -73,9 +67,9 @@ class RowSource:
         return self._pass(key, progress, None).model_copy(update={"shards": ()})
 
     def put(self, key: str, progress: Progress) -> tuple[DatasetManifest, dict[Split, MemoryDataset]]:
-        """Prepare every row into Ray's object store, where it stays as long as what is returned. Runs on the driver.
+        """Prepare all rows into Ray's object store, where they stay as long as the result lives. Runs on the driver.
 
-        A block is what a shard would be. Ray makes the blocks of a lost node again, and spills to disk what does not fit.
+        A block has the rows of a shard. Ray makes the blocks of a lost node again, and spills to disk.
 
         Returns:
             The manifest, without shards, and the rows of each split that has some.
@@ -100,7 +94,7 @@ class RowSource:
         return manifest.model_copy(update={"shards": ()}), datasets
 
     def units(self, split: Split) -> list[StreamUnit]:
-        """What can hold rows of `split`, in the order in which its rows are counted. Opens large files to see their parts."""
+        """List the units that can hold rows of `split`, in row order. Opens large files to find their pieces."""
         location = "train" if isinstance(getattr(self.preparation.data, split), SplitRule) else split
         return [
             StreamUnit(part.snapshot.files, part.piece)
@@ -116,13 +110,13 @@ class RowSource:
                 yield table
 
     def _pass(self, key: str, progress: Progress, blocks: dict[str, Any] | None) -> DatasetManifest:
-        """Make all units without keeping their shards; references to their columns are put into `blocks` by shard path."""
+        """Make all units without keeping their shards; put references to their columns into `blocks` by shard path."""
         beside: dict[str, Any] = {}
 
         def parallel(fn: Callable[[Any], Any], items: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
-            # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
+            # The caller owns the objects that a generator task yields, so they outlive the worker.
             make = partial(_make_unit, fn, blocks is not None)
-            for references in ray_streams(make, [job for together in items for job in together], num_cpus=num_cpus):
+            for references in ray_streams(make, [job for task in items for job in task], num_cpus=num_cpus):
                 with raising_ours():
                     made = ray.get(next(references))
                 (result,) = made.values()
@@ -146,9 +140,9 @@ class RowSource:
 
 
 class _Nowhere(Storage):
-    """A storage that is empty and stays empty; `take` sees each finished file before it goes, and some are `kept` by Ray.
+    """A storage that stays empty. `take` is called with each finished file; Ray holds the files in `kept`.
 
-    The table of rows in quarantine goes to `tables`.
+    The table of rows in quarantine is written to `tables`.
     """
 
     def __init__(
@@ -175,7 +169,7 @@ class _Nowhere(Storage):
         return bytes(ray.get(self._kept[path]))
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Forget it."""
+        """Discard the data."""
 
     def put_file(self, local: str | Path, path: str) -> None:
         if self._take is not None:
@@ -184,11 +178,11 @@ class _Nowhere(Storage):
             self._tables.put_file(local, path)
 
     def delete(self, path: str) -> None:
-        """Nothing is there."""
+        """Do nothing."""
 
 
 def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
-    """Give what came of the unit, its rows' hashes, and, if `keep`, the columns of its shards in the record's order."""
+    """Yield the unit's result, its files besides shards, and, if `keep`, the columns of its shards in the record's order."""
     columns: dict[str, Block] = {}
     beside: dict[str, bytes] = {}
 
@@ -198,7 +192,7 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
         if not path.endswith(".arrow") or not keep:
             return
         reader = open_shard(local)
-        # Copied, for the file goes away and its pages with it.
+        # Copied, because the file is deleted.
         columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
 
     made = fn([replace(job, storage=_Nowhere(take))])
@@ -213,14 +207,14 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
 
 
 def _beside(record: UnitRecord) -> list[str]:
-    """What lies beside a unit's shards and is needed until the manifest is written."""
+    """List the files besides a unit's shards that are needed until the manifest is written."""
     listed = [unit_quarantine_path(record.key)] if record.quarantined else []
     return [*(hashes_path(record.key, split) for split in record.hashed_rows()), *listed]
 
 
 @dataclass(frozen=True)
 class MemoryDataset:
-    """One split's prepared rows in Ray's object store, to be sent to workers; the process that made it must live on."""
+    """One split's prepared rows in Ray's object store, to be sent to workers. The process that made it must stay alive."""
 
     schema: FeedSchema
     split: Split
@@ -228,9 +222,9 @@ class MemoryDataset:
     """Object references, each of a `Block`."""
     block_rows: tuple[int, ...]
     size_bytes: int
-    """About what the blocks take together."""
+    """About the size of all blocks."""
     content: str
-    """Digest of the values, block by block; the same rows in the same blocks give the same."""
+    """Digest of the values, block by block."""
 
     @property
     def num_rows(self) -> int:

@@ -77,7 +77,7 @@ MANY = [number for number in range(15) for _ in range(number + 1)]
             {"test": ["Gentoo", "Adelie"]},
             rf"'Adelie' 20, 'Gentoo' 20, 'Adelei\n{48 * 'i'}... 1",
             "materialize: 1 of 3 classes of 'y' has no row in validation or test, so that no metric covers it: "
-            rf"'Adelei\n{48 * 'i'}... (1 row); where one is another class misspelt, correct its rows at their source",
+            rf"'Adelei\n{48 * 'i'}... (1 row); correct misspelt classes at their source",
         ),
         (
             MANY,
@@ -85,7 +85,7 @@ MANY = [number for number in range(15) for _ in range(number + 1)]
             ", ".join(f"{number} {number + 1}" for number in range(14, 4, -1)) + " and 5 more",
             "materialize: 14 of 15 classes of 'y' have no row in validation or test, so that no metric covers them: 0 (1 row), "
             + ", ".join(f"{number} ({number + 1} rows)" for number in range(1, 10))
-            + " and 4 more; where one is a mistake, correct its rows at their source; if 'y' is a quantity, cast: {y: float32}",
+            + " and 4 more; correct wrong labels at their source; if 'y' is a quantity, cast: {y: float32}",
         ),
         ([0.5, 1.5], {"test": [2.5]}, "", ""),
     ],

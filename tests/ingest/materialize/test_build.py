@@ -506,7 +506,7 @@ def test_one_class_alone_and_a_split_without_rows_are_said(tmp_path: Path) -> No
     table = pa.table({"x": [1.0, 2.0, 3.0], "y": [1, 1, 1], "g": [5, 5, 5]})
     source = Source.of(tmp_path, {"train/a.parquet": table}, label="y", test={"fraction": 0.01, "by": "g"})
     manifest = source.materialize()
-    assert one_class(manifest).startswith("all 3 rows of train are of one class of 'y', 1:")
+    assert one_class(manifest).startswith("the label 'y' has one class, 1, in all 3 rows of train:")
     assert [said[:40] for said in empty_splits(manifest, source.data)] == ["data.test is given and holds no rows: it"]
     files = {"train/a.parquet": pa.table({"y": [0, 1]}), "test/a.parquet": pa.table({"y": [1]})}
     two = Source.of(tmp_path / "two", files, label="y", test="test")

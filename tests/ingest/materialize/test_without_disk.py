@@ -13,8 +13,7 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.memory import MemoryFeed
-from penstock.ingest.feed.stream import STREAM_CPUS, stream_tasks, streams_cpus
+from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, stream_tasks, streams_cpus
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.shuffle.order import Order
