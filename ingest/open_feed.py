@@ -1,7 +1,7 @@
 """How does a program of your own read a dataset that penstock has prepared? By its address, in any training loop.
 
-The same feed as `penstock run` uses: every row once an epoch (or in the shares that are asked for), in an order that depends
-on the seed and the epoch alone, shared out over any number of ranks, and exact to continue from `state_dict()`.
+It is the feed of `penstock run`: every row once an epoch (or in given shares), in an order that depends only on the seed and
+the epoch, divided over any number of ranks, with exact resume from `state_dict()`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ def open_feed(
     """Open one split of a cached dataset for this rank: `open_feed(address, "train", batch_rows=256, seed=17)`.
 
     Args:
-        dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
-            `penstock.data.uri` of a run in MLflow; the key is that of the materialize stage in `penstock plan --json`. Or
-            several of the same columns: `{address: 3, other: 1}` says of each what `mix` makes of it, `[address, other]` leaves
-            that to `temperature`.
+        dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL, such as the tag `penstock.data.uri` of a run
+            in MLflow. Or several datasets with the same columns: `{address: 3, other: 1}` with numbers for `mix`, or
+            `[address, other]` with shares by `temperature`.
         split: train, validation or test.
-        options: `batch_rows`, and any other field of `FeedOptions`, where each is explained.
+        options: `batch_rows`, and any other field of `FeedOptions`, which explains them.
 
     Raises:
-        DataError: there is no such dataset or split, a shard is missing or damaged, or several datasets differ in columns or
+        DataError: the dataset or split does not exist, a shard is missing or damaged, or several datasets differ in columns or
             classes.
         ServiceError: its store does not answer.
-        PreflightError: a global order of more bytes than the node's cache may hold, or of more files than a process may open.
-        SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
-            `world_size` is given.
+        PreflightError: a global order needs more bytes than the node's cache may hold, or more files than a process may open.
+        SpecError: an unknown column or device, an invalid number, or only one of `rank` and `world_size`.
     """
     chosen = FeedOptions.named(options)
     if isinstance(dataset, os.PathLike):
@@ -67,7 +65,7 @@ def open_feed(
             raise SpecError(
                 "open_feed: several datasets cannot be mixed with "
                 + ("a sample" if spec.sample is not None else f"shuffle={spec.mode!r}, only with 'global'"),
-                next_step="leave it out, or open one dataset",
+                next_step="omit it, or open one dataset",
             )
     order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
     try:
@@ -75,7 +73,7 @@ def open_feed(
     except (KeyError, ValueError) as error:
         raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
     if chosen.verify:
-        _refuse_damaged(shards_in(parts, split))
+        _check_content(shards_in(parts, split))
     if chosen.augment is not None:
         feed.augment_with(chosen.augment, chosen.seed)
     feed.deliver_to(chosen.device, chosen.as_float)
@@ -83,16 +81,16 @@ def open_feed(
 
 
 def _check_together(dataset: str | Sequence[Any] | Mapping[str, float], options: FeedOptions) -> None:
-    """Raise SpecError for options that do not go with one dataset, or with several."""
+    """Raise SpecError for options that cannot be used with one dataset, or with several."""
     epoch_rows, temperature, mix = options.epoch_rows, options.temperature, options.mix
     if not dataset:
         raise SpecError("open_feed: no dataset is named")
     if epoch_rows is not None and isinstance(dataset, str):
-        raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one give sample={{'rows': ...}}")
+        raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one use sample={{'rows': ...}}")
     if temperature != 1.0 and isinstance(dataset, str | Mapping):
-        raise SpecError(f"open_feed: temperature={temperature} goes with a list of datasets, not with one or with given shares")
+        raise SpecError(f"open_feed: temperature={temperature} needs a list of datasets, not one or given shares")
     if mix != "shares" and not isinstance(dataset, Mapping):
-        raise SpecError(f"open_feed: mix={mix!r} goes with a number for each of several datasets, such as {{address: 2}}")
+        raise SpecError(f"open_feed: mix={mix!r} needs a number for each of several datasets, such as {{address: 2}}")
     if isinstance(dataset, Mapping):
         for address, number in dataset.items():
             if not number > 0:
@@ -100,7 +98,7 @@ def _check_together(dataset: str | Sequence[Any] | Mapping[str, float], options:
 
 
 def _mixture(dataset: Sequence[Any] | Mapping[str, float], rows: Sequence[int], options: FeedOptions) -> Mixture:
-    """How much is drawn of each of several datasets, which have `rows` rows."""
+    """Compute the shares of several datasets, which have `rows` rows."""
     epoch_rows = options.epoch_rows
     try:
         if not isinstance(dataset, Mapping):
@@ -114,18 +112,18 @@ def _mixture(dataset: Sequence[Any] | Mapping[str, float], rows: Sequence[int], 
             shares = list(dataset.values())
         return Mixture.model_validate({"sources": list(zip(rows, shares, strict=True)), "rows": epoch_rows})
     except OverflowError as error:
-        raise SpecError(f"open_feed: no mixture comes of {dataset!r} and temperature={options.temperature}: {error}") from error
+        raise SpecError(f"open_feed: cannot mix {dataset!r} with temperature={options.temperature}: {error}") from error
     except ValidationError as error:
         raise spec_error(error) from error
 
 
-def _refuse_damaged(places: Sequence[tuple[Storage, ShardInfo]]) -> None:
+def _check_content(places: Sequence[tuple[Storage, ShardInfo]]) -> None:
     local = [(storage.local_path(shard.path), shard) for storage, shard in places if storage.is_local]
     found = content_digests([str(path) for path, _ in local])
     damaged = [str(path) for (path, shard), digest in zip(local, found, strict=True) if digest != shard.digest]
     if damaged:
         raise ShardError(
-            f"{len(damaged)} of the dataset's {len(places)} shards have another content than their manifest says",
+            f"{len(damaged)} of the dataset's {len(places)} shards have another content than in their manifest",
             problems=damaged,
         )
 
@@ -134,8 +132,8 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
     root, found, key = dataset.rstrip("/").rpartition("/datasets/")
     if not found:
         raise DataError(
-            f"{dataset!r} is no address of a dataset, which ends with /datasets/<key>",
-            next_step="take the tag penstock.data.uri from MLflow, or list the folder datasets/ of the storage",
+            f"{dataset!r} is not the address of a dataset, which ends with /datasets/<key>",
+            next_step="copy the tag penstock.data.uri from MLflow, or list the folder datasets/ of the storage",
         )
     storage = Storage(root)
     try:
@@ -146,11 +144,11 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
             f"there is no dataset at {dataset}", next_step=f"datasets of that storage: {', '.join(known) or 'none'}"
         ) from error
     except ValueError as error:
-        raise DataError(f"{dataset}/manifest.json is no manifest: {error}") from error
+        raise DataError(f"{dataset}/manifest.json is not a manifest: {error}") from error
 
 
 class _WholeBatch(dict[str, Tensor]):
-    """A batch, which a DataLoader must not stack with others."""
+    """A batch that a DataLoader must not stack with others."""
 
 
 def _refuse_stacking(*_: Any, **__: Any) -> NoReturn:
@@ -164,18 +162,18 @@ default_collate_fn_map[_WholeBatch] = _refuse_stacking
 
 
 class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
-    """A feed for code that insists on a DataLoader: one item is one batch, so give it `batch_size=None, num_workers=0`.
+    """A feed for code that needs a DataLoader: one item is one batch, so use `batch_size=None, num_workers=0`.
 
-    Iterating reads one epoch, and the next time the next one, also if the loop was left early. After `load_state_dict` it goes
-    on where the state was taken: for a loop that leaves every epoch early, as under Lightning's `limit_train_batches`, that is
-    inside the epoch, unless `max_batches` says that the epoch ended there.
+    Each iteration reads one epoch and the next iteration the next epoch, also if the loop was left early. After
+    `load_state_dict` it continues at the position of the state. For a loop that leaves every epoch early, as under Lightning's
+    `limit_train_batches`, that is inside the epoch, unless `max_batches` ends the epoch there.
 
     Args:
-        feed: what is read.
-        max_batches: an epoch ends after so many batches; None for all of them.
+        feed: to read.
+        max_batches: batches of an epoch; None for all.
 
     Attributes:
-        epoch: which one is read next.
+        epoch: the next epoch to read.
 
     Raises:
         SpecError: `max_batches` is below 1, or batches depend on the rows' lengths (`by_length` with `batch_entries`).
@@ -190,21 +188,19 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         self._end = feed.num_rows
         if max_batches is not None:
             if max_batches < 1 or self._batches_differ:
-                raise SpecError(
-                    f"FeedDataset: max_batches={max_batches} must be 1 or more, and goes with batches of equal rows"
-                )
+                raise SpecError(f"FeedDataset: max_batches={max_batches} must be 1 or more, and needs batches of equal rows")
             self._end = min(self._end, max_batches * feed.part.batch_rows)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches as {column name: tensor [rows, *shape]}.
 
         Raises:
-            SpecError: in a worker process of a DataLoader, where every worker would read everything.
+            SpecError: in a worker process of a DataLoader: every worker would read all rows.
         """
         if torch.utils.data.get_worker_info() is not None:
-            raise SpecError("a FeedDataset reads ahead in a thread of its own", next_step="DataLoader(..., num_workers=0)")
+            raise SpecError("a FeedDataset cannot be read in worker processes", next_step="DataLoader(..., num_workers=0)")
         epoch, start = self.epoch, self._start
-        self.epoch, self._start = epoch + 1, 0  # at once: a loop that stops early reads the next epoch next time, too
+        self.epoch, self._start = epoch + 1, 0  # at once, also for a loop that stops early
         for batch in self.feed.batches(epoch, start):
             self._reading = True
             yield _WholeBatch(batch.columns)
@@ -212,7 +208,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
                 return
 
     def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where that depends on the rows (`by_length` with `batch_entries`)."""
+        """Return the batches of an epoch. Raises TypeError if it depends on the rows (`by_length` with `batch_entries`)."""
         if self._batches_differ:
             raise TypeError("the number of batches depends on the rows' lengths")
         return -(-self._end // self.feed.part.batch_rows)
@@ -227,11 +223,11 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         self.epoch, self._start, self._reading = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batch yielded last leaves the feed, as JSON values; the same on every rank."""
+        """Return the position after the batch yielded last, as JSON values; the same on every rank."""
         return self.feed.state_dict() | ({} if self._reading else {"epoch": self.epoch, "position": self._start})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, also with another number of ranks.
+        """Continue at the position of `state`, also with another number of ranks.
 
         Raises:
             ResumeError: the state is of another dataset, order or batch size.

@@ -11,8 +11,7 @@ import torch
 
 from penstock.ingest.feed.batch import Feed, LastBatch
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.memory import MemoryFeed
-from penstock.ingest.feed.stream import StreamFeed, stream_tasks, streamed
+from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, stream_tasks, streamed
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import Order, make_order

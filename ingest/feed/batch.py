@@ -1,4 +1,4 @@
-"""What does a feed give, and which rows of a global batch are whose?
+"""What does a feed yield, and which rows of a global batch does each rank get?
 
 Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows.
 """
@@ -21,31 +21,31 @@ __all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "ShareArguments
 
 
 LastBatch = Literal["keep", "drop", "fill"]
-"""`keep` leaves the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
+"""`keep` makes the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
 
 Augment = Callable[[dict[str, torch.Tensor], RowGenerator], Mapping[str, torch.Tensor]]
-"""Changes the columns of one batch, with the numbers that its rows draw."""
+"""Changes the columns of one batch, with random numbers of its rows."""
 
 
 class Batch(NamedTuple):
-    """One rank's share of a global batch. The tensors are the caller's to keep and to change."""
+    """One rank's share of a global batch. The caller may keep and change the tensors."""
 
     columns: dict[str, torch.Tensor]
-    """Column name to tensor [rows, *shape], in the stored dtype; lists as `ColumnInfo.ragged` says."""
+    """Column name to tensor [rows, *shape], in the stored dtype; lists as in `ColumnInfo.ragged`."""
     row_ids: NDArray[np.int64]
     """Shape [rows]: number of each row in its split."""
     rows: int
-    """Rows of this rank's share; 0 when the global batch is smaller than the world."""
+    """Rows of this rank's share; may be 0 if the global batch is smaller than the world."""
     global_rows: int
     """Rows of the global batch."""
     first_row: int
     """Position in the epoch of this share's first row."""
     position: int
-    """Rows consumed by all ranks in this epoch once this batch is done."""
+    """Rows consumed by all ranks in this epoch after this batch."""
 
 
 class Feed(Protocol):
-    """Anything a training loop can read: cached, in memory, or streamed."""
+    """The interface of all feeds: cached, in memory, or streamed."""
 
     @property
     def schema(self) -> FeedSchema:
@@ -53,26 +53,26 @@ class Feed(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch, all ranks together: those of the split, unless rows are sampled."""
+        """Rows of an epoch over all ranks: those of the split, unless rows are sampled."""
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
+        """Yield this rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
 
     def augment_with(self, augment: Augment, seed: int) -> None:
-        """Change every batch that is read from now on."""
+        """Change every batch read from now on."""
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
-        """Put every batch that is read from now on on a device."""
+        """Put every batch read from now on on a device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batch yielded last leaves the feed, as JSON values."""
+        """Return the position after the batch yielded last, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Take over a saved state; returns (epoch, position) to pass to `batches`."""
+        """Load a saved state; returns (epoch, position) to pass to `batches`."""
 
 
 class ShareArguments(TypedDict, total=False):
-    """Keyword arguments that become a `FeedShare`, which explains them."""
+    """Keyword arguments of the fields of `FeedShare`."""
 
     batch_rows: Required[int]
     rank: int
@@ -82,41 +82,41 @@ class ShareArguments(TypedDict, total=False):
 
 
 class FeedShare(NamedTuple):
-    """Which part of every global batch is read, and how far ahead."""
+    """The part of every global batch that one rank reads, and how far ahead it reads."""
 
     batch_rows: int
     """Rows of the global batch."""
     rank: int = 0
     world_size: int = 1
     prefetch: int = 2
-    """Groups of batches made ahead in a thread (where rows are only copied, once that saves time); 0 makes them when asked."""
+    """Groups of batches made ahead in a thread; 0 uses no thread."""
     last: LastBatch = "keep"
-    """What becomes of an epoch's last global batch where the rows do not fill it."""
+    """Treatment of an epoch's last global batch if the rows do not fill it."""
 
     def checked(self) -> FeedShare:
-        """Itself. Raises ValueError for numbers that make no sense."""
+        """Return self. Raises ValueError for an invalid field."""
         for name, least in (("batch_rows", 1), ("world_size", 1), ("rank", 0), ("prefetch", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name}={value!r} is no whole number of at least {least}")
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
         if self.rank >= self.world_size:
             raise ValueError(f"rank={self.rank} must be below world_size={self.world_size}")
         if self.last not in get_args(LastBatch):
-            raise ValueError(f"last={self.last!r} is none of {', '.join(get_args(LastBatch))}")
+            raise ValueError(f"last={self.last!r} must be one of {', '.join(get_args(LastBatch))}")
         return self
 
     def positions(self, epoch_rows: int) -> int:
-        """Positions of an epoch of so many rows: fewer with `drop`, more with `fill`. Raises SpecError where none is left."""
+        """Return the positions of an epoch of so many rows: fewer with `drop`, more with `fill`. Raises SpecError for 0."""
         if self.last == "keep" or epoch_rows % self.batch_rows == 0:
             return epoch_rows
         if self.last == "drop" and epoch_rows < self.batch_rows:
             raise SpecError(
-                f"{epoch_rows} rows hold no batch of {self.batch_rows}, and the last one is dropped (train.last_batch)",
-                next_step=f"take batches of at most {epoch_rows} rows, or keep the last one",
+                f"{epoch_rows} rows do not fill one batch of {self.batch_rows}, and train.last_batch drops a shorter one",
+                next_step=f"use batches of at most {epoch_rows} rows, or train.last_batch: keep",
             )
         return (epoch_rows // self.batch_rows + (self.last == "fill")) * self.batch_rows
 
 
 def share(global_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous part [low, high) of a global batch that `rank` takes; the parts of all ranks make up the whole."""
+    """Return the contiguous part [low, high) of a global batch that belongs to `rank`."""
     return rank * global_rows // world_size, (rank + 1) * global_rows // world_size

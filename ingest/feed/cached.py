@@ -1,7 +1,7 @@
-"""What does a training worker read? Its share of each global batch, found by arithmetic and gathered ahead of need.
+"""How does a training worker read a cached dataset? It computes the ids of its share of each batch and gathers them ahead.
 
-The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`, or those drawn there, or those
-that a step by length begins with there.
+The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`; a sample, a mixture and steps
+by length put other rows there.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ __all__ = [
 
 
 GROUP_BYTES = 4 << 20
-"""About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather. What
-was gathered should still be in the processor's cache when it is used, and so should be the memory that is used again."""
+"""About the size of a group. Passing an item between threads costs more than gathering a small batch, and a group should still
+be in the processor's cache when it is used."""
 
 IDS_AT_ONCE = 1 << 15
-"""About how many rows' ids are found with one call, which costs more than that of few rows."""
+"""About the number of ids computed in one call."""
 
 MAX_GROUP_BATCHES = 128
-"""Of small rows: more of them leave the cache before they are handed over."""
+"""Of small rows: more would leave the processor's cache."""
 
 IdsAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 """(epoch, ascending positions) -> row ids."""
 
 
 class CachedFeed(FeedCursor):
-    """Reads rows that can be found by their number: mapped shards, or blocks in memory. Runs in a training worker."""
+    """Reads rows by their ids from mapped shards or blocks in memory. Runs in a training worker."""
 
     def __init__(self, schema: FeedSchema, split: Split, content: str, rows: RowGather, order: Order, part: FeedShare) -> None:
         if order.rows != rows.num_rows:
-            raise ValueError(f"the order is made for {order.rows} rows, the {split} split has {rows.num_rows}")
+            raise ValueError(f"the order is for {order.rows} rows, the {split} split has {rows.num_rows}")
         super().__init__(schema, split, content, order, part)
         self._rows = rows
         self._ids_at = order.ids_at
@@ -72,32 +72,34 @@ class CachedFeed(FeedCursor):
         elif order.mixture is not None:
             self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
         if part.last != "keep" and order.by_length is not None:
-            raise ValueError(f"steps by length have no last batch to {part.last}")
+            raise ValueError(f"last={part.last!r} cannot be used with steps by length")
         if self.num_rows > order.epoch_rows:
-            self._ids_at = partial(_filled, self._ids_at, order.epoch_rows)
-        self._drawn_at = self._ids_at
+            self._ids_at = partial(_filled_ids, self._ids_at, order.epoch_rows)
+        self._unpooled_ids_at = self._ids_at
         self._pools: Pools | None = None
         if order.by_length is not None:
             self._pools = make_pools(order.by_length, order.seed, rows, self.num_rows, part.batch_rows, self._ids_at)
             self._ids_at = self._pools.ids_at
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("a feed is read by the epoch: `for batch in feed.batches(epoch)`, or iterate over FeedDataset(feed)")
+        raise TypeError("a feed has no single epoch: use `for batch in feed.batches(epoch)`, or iterate over FeedDataset(feed)")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a feed holds open files and threads and is not pickled: call open_feed in the process that reads it")
+        raise TypeError(
+            "a feed holds open files and threads and cannot be pickled: call open_feed in the process that reads it"
+        )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
 
-        A thread gathers ahead once that saves time; closing or dropping the iterator stops it. An epoch can be read again,
-        also from elsewhere.
+        A thread gathers ahead; closing or dropping the iterator stops it. An epoch can be read again, also from another
+        position and at the same time.
         """
         self._check_start(epoch, start)
-        yield from self._handed_over(epoch, self._groups(epoch, start), gathers_only=True)
+        yield from self._read_ahead(epoch, self._groups(epoch, start))
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
-        """As any feed does; for a GPU rows are gathered into pinned memory at once."""
+        """Put every batch read from now on on `device`; for a GPU, gather rows into pinned memory."""
         super().deliver_to(device, as_float)
         self._rows.pin_memory(torch.device(device).type == "cuda")
 
@@ -109,8 +111,9 @@ class CachedFeed(FeedCursor):
                 cuts = planned[first : first + at_once]
                 while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
                     upto = min(announced + self._rows.ahead_rows, self.num_rows)
-                    # By the ids before they are put into steps by length, which open shards to find the lengths.
-                    self._rows.will_need(self._drawn_at(epoch, self._own_positions(announced, upto)), anew=announced == start)
+                    # Not the ids of steps by length: computing those opens shards to read the lengths.
+                    ahead_ids = self._unpooled_ids_at(epoch, self._own_positions(announced, upto))
+                    self._rows.will_need(ahead_ids, reset=announced == start)
                     announced = upto
                 if first == 0:
                     ids = self._ids_at(epoch, own_positions(self.part, planned))
@@ -119,7 +122,7 @@ class CachedFeed(FeedCursor):
                 yield group
 
     def _own_positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Those of [start, stop) that this rank reads; all of them where steps differ in their rows."""
+        """Return the positions of [start, stop) that this rank reads; all positions for steps by length."""
         positions, batch_rows = np.arange(start, stop), self.part.batch_rows
         if self._pools is not None or self.part.world_size == 1:
             return positions
@@ -129,9 +132,9 @@ class CachedFeed(FeedCursor):
         return positions[(positions - first >= low) & (positions - first < high)]
 
     def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
-        """First and end position of each global batch, as many of them at a time as get their ids with one call."""
+        """Yield (first, end) positions of global batches: one list for each call that computes ids."""
         batch_rows = self.part.batch_rows
-        # Only a plain global order computes no ids but those asked for; others find those of all ranks.
+        # Only a plain global order computes just the requested ids; the others compute those of all ranks.
         found_rows = batch_rows // self.part.world_size if self.order.mode == "global" else batch_rows
         count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // max(1, found_rows)) // at_once)
         if self._pools is not None:
@@ -145,37 +148,37 @@ class CachedFeed(FeedCursor):
 
 
 def batches_at_once(part: FeedShare, row_bytes: int) -> int:
-    """How many batches are gathered with one call."""
+    """Return the number of batches that are gathered in one call."""
     local_bytes = max(1, part.batch_rows * row_bytes // part.world_size)
     return min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
 
 
 def make_pools(spec: LengthSpec, seed: int, rows: RowGather, epoch_rows: int, batch_rows: int, ids_at: IdsAt) -> Pools:
-    """The steps by length of every epoch over `rows`. Raises SpecError where there is no such column of lists."""
+    """Make the steps by length over `rows`. Raises SpecError if the column of lists does not exist."""
     column = find_column(spec, rows.columns)
     return Pools(spec, column, seed, epoch_rows, batch_rows, ids_at, partial(rows.lengths, column.name))
 
 
 def own_positions(part: FeedShare, cuts: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """The positions that one rank reads of some global batches, given by first and end position: int64, ascending."""
+    """Return the positions of one rank in global batches given by (first, end): int64, ascending."""
     own = (share(stop - begin, part.rank, part.world_size) for begin, stop in cuts)
     return np.concatenate([np.arange(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, own, strict=True)])
 
 
 def gathered(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: NDArray[np.int64]) -> list[Batch]:
-    """Gather one rank's share of some global batches with one call and cut them apart: they share one allocation.
+    """Gather one rank's share of some global batches in one call and cut them apart: they share one allocation.
 
-    Each batch's tensors count their changes alone (`unsafe_split`): autograd would else take a change of one batch, by its
-    owner or by an augmentation ahead, for a change of those before it.
+    `unsafe_split` gives each batch's tensors their own version counter: otherwise autograd would take a change of one batch, by
+    the caller or by an augmentation ahead, for a change of the others.
 
     Args:
-        cuts: first and end position of each global batch.
-        ids: of the rows at this rank's positions in them, int64 [n]; those after them are of no concern.
+        cuts: (first, end) positions of each global batch.
+        ids: of the rows at this rank's positions, int64 [n]; further ids are ignored.
     """
     shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
     sizes = [high - low for low, high in shares]
     ids = ids[: sum(sizes)]
-    with torch.inference_mode(False):  # the caller's, who may want to train on them later
+    with torch.inference_mode(False):  # the caller may train on the tensors later
         columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
         lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
     group, taken = [], 0
@@ -188,8 +191,8 @@ def gathered(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], 
     return group
 
 
-def _filled(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ids at positions of which those from `epoch_rows` on begin the epoch again."""
+def _filled_ids(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ids at positions; positions from `epoch_rows` on repeat the epoch's first rows."""
     inside = positions < epoch_rows
     again = positions[~inside] % epoch_rows
     ids = ids_at(epoch, positions[inside])
@@ -208,13 +211,13 @@ def open_cached_feed(
     """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
 
     Args:
-        columns: only these; None takes all. Provenance columns are never gathered.
+        columns: only these; None reads all. Provenance columns are never gathered.
         share: fields of `FeedShare`.
 
     Raises:
-        DataError: no such split, or a local shard is missing or has another size than the manifest says.
-        PreflightError: a global order of more bytes than the node's cache may hold.
-        ValueError: an order made for another number of rows, or a rank outside the world.
+        DataError: the split does not exist, or a local shard is missing or has another size than in the manifest.
+        PreflightError: a global order needs more bytes than the node's cache may hold.
+        ValueError: the order is for another number of rows, or the rank is outside the world.
     """
     return open_parts([(storage, manifest)], split, order=order, part=FeedShare(**share), columns=columns)
 
@@ -227,10 +230,10 @@ def open_parts(
     part: FeedShare,
     columns: Sequence[str] | None = None,
 ) -> CachedFeed:
-    """Open one split of one or several datasets, whose rows count on from one to the next. See `open_cached_feed`.
+    """Open one split of one or several datasets, whose rows are numbered through. See `open_cached_feed`.
 
     Raises:
-        DataError: also where the datasets' columns or classes differ.
+        DataError: also if the datasets' columns or classes differ.
     """
     places = shards_in(parts, split)
     schema = _common_schema([select_columns(manifest.feed_schema, columns) for _, manifest in parts])
@@ -239,35 +242,35 @@ def open_parts(
 
 
 def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> list[tuple[Storage, ShardInfo]]:
-    """The shards of a split, of one dataset after the other, each with its storage. Raises DataError where there are none."""
+    """List the shards of a split, dataset by dataset, each with its storage. Raises DataError for a dataset without any."""
     for _, manifest in parts:
         if not manifest.shards_of(split):
-            there = [name for name in SPLITS if manifest.rows.get(name)]
-            raise DataError(f"the dataset {manifest.key} has no rows in split {split!r}; it has {there}")
+            filled = [name for name in SPLITS if manifest.rows.get(name)]
+            raise DataError(f"dataset {manifest.key} has no rows in split {split!r}; splits with rows: {', '.join(filled)}")
     return [(storage, shard) for storage, manifest in parts for shard in manifest.shards_of(split)]
 
 
 def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
-    """The schema of all, with the most classes that one of them has."""
+    """Return the schema that all have, with the largest number of classes."""
     first = schemas[0]
     for other in schemas[1:]:
         for name in ("columns", "label", "classes"):
             here, there = getattr(first, name), getattr(other, name)
             if here != there:
                 raise DataError(
-                    f"the datasets differ in their {name}: {_shown(here)} and {_shown(there)}",
-                    next_step="prepare them with the same steps, or read only those `columns` that they have in common",
+                    f"the datasets differ in their {name}: {_format(here)} and {_format(there)}",
+                    next_step="prepare them with the same transforms, or read only `columns` that they have in common",
                 )
     counts = [schema.num_classes for schema in schemas if schema.num_classes is not None]
     return first.model_copy(update={"num_classes": max(counts)}) if counts else first
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], ColumnInfo):
         return ", ".join(f"{column} {column.ragged}" if column.ragged else str(column) for column in value)
     return repr(value)
 
 
 def select_columns(schema: FeedSchema, columns: Sequence[str] | None) -> FeedSchema:
-    """The schema with only `columns`, in that order. Raises KeyError, naming those there are, for an unknown one."""
+    """Reduce the schema to `columns`, in that order. Raises KeyError for an unknown column."""
     return schema if columns is None else schema.model_copy(update={"columns": tuple(schema[name] for name in columns)})

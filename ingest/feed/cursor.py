@@ -1,11 +1,11 @@
-"""Where is a feed, which rows of a global batch are whose, and which saved states may it continue?
+"""At which position is a feed, and which saved states may it continue?
 
-Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows. A feed's state is therefore (epoch, rows
-consumed by all ranks) and what it reads; the number of ranks is no part of it.
+A feed's state is (epoch, rows consumed by all ranks) and a description of the data. The number of ranks is not part of it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
 from typing import Annotated, Any, Literal
@@ -29,11 +29,11 @@ __all__ = ["FeedCursor", "FeedState", "check_augmented"]
 
 
 class FeedState(Section):
-    """Where a feed is, and what it reads: enough to refuse to go on with something else."""
+    """Position of a feed, and enough about its data to refuse to continue with other data."""
 
     version: Literal[1] = 1
     fingerprint: str
-    """Of the order: its parameters and ids really generated."""
+    """Of the order: its parameters and some generated ids."""
     epoch: Annotated[int, Field(strict=True, ge=0)]
     position: Annotated[int, Field(strict=True, ge=0)]
     """Rows consumed by all ranks in this epoch."""
@@ -47,11 +47,11 @@ class FeedState(Section):
     shuffle: str
     """Mode of the order."""
     augment_seed: int | None = None
-    """None where nothing is augmented."""
+    """None without augmentation."""
 
 
 class FeedCursor:
-    """The part of a feed that knows where it is, and which saved states it may continue."""
+    """Base of all feeds: position, saved states, augmentation, delivery and reading ahead."""
 
     def __init__(self, schema: FeedSchema, split: Split, content: str, order: Order, part: FeedShare) -> None:
         self.schema = schema
@@ -65,6 +65,7 @@ class FeedCursor:
         self._augment: Augment | None = None
         self._augment_seed = 0
         self._delivery: Delivery | None = None
+        self._process = os.getpid()
 
     @property
     def num_rows(self) -> int:
@@ -72,17 +73,17 @@ class FeedCursor:
         return self._state.rows
 
     def augment_with(self, augment: Augment, seed: int) -> None:
-        """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
+        """Change every batch read from now on, in the thread that reads ahead. `augment` keeps the number and order of rows.
 
-        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where rows are
-        drawn (a sample, a mixture): the same after a resume and on any rank. What `last="fill"` adds draws as it did before. A
-        batch in which this rank has no rows is not augmented.
+        Its generator's numbers follow from (seed, epoch, row), or from (seed, epoch, position) if rows are drawn (a sample, a
+        mixture): they are the same after a resume and on any rank. Rows that `last="fill"` adds get the same numbers as
+        before. A batch without rows on this rank is not augmented.
         """
         self._augment, self._augment_seed = augment, seed
         self._state = self._state.model_copy(update={"augment_seed": seed})
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
-        """Put every batch that is read from now on on `device`, after it was augmented; see `penstock.ingest.feed.delivery`.
+        """Put every batch read from now on on `device`, after augmentation; see `penstock.ingest.feed.delivery`.
 
         Raises:
             SpecError: `as_float` does not fit the columns.
@@ -91,12 +92,12 @@ class FeedCursor:
         self._delivery = None if delivery.does_nothing else delivery
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
+        """Return the position after the batch yielded last (or the loaded one), as JSON values, without rows read ahead."""
         epoch, position = self._at
         return self._state.model_copy(update={"epoch": epoch, "position": position}).model_dump()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Take over a saved state and return (epoch, position) to continue at.
+        """Load a saved state and return (epoch, position) to continue at.
 
         Raises:
             ResumeError: the state is of another dataset, order, seed, batch size or split, or of a newer version.
@@ -113,9 +114,9 @@ class FeedCursor:
             if getattr(saved, name) != getattr(self._state, name)
         ]
         if problems:
-            raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
+            raise ResumeError("the checkpoint belongs to other data or another order", problems=problems, next_step=_FRESH)
         if saved.position > saved.rows:
-            raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
+            raise ResumeError(f"the checkpoint's position {saved.position} is beyond the split's {saved.rows} rows")
         if self.order.by_length is None and saved.position % saved.batch_rows and saved.position != saved.rows:
             raise ResumeError(
                 f"the checkpoint's position {saved.position} is within a step: they begin at multiples of "
@@ -125,16 +126,11 @@ class FeedCursor:
         self._at = saved.epoch, saved.position
         return self._at
 
-    def _handed_over(self, epoch: int, groups: Generator[list[Batch]], *, gathers_only: bool) -> Iterator[Batch]:
-        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made.
-
-        Args:
-            gathers_only: making a group is no more than copying rows, which a thread may not be worth.
-        """
-        simple = gathers_only and self._augment is None and self._delivery is None
+    def _read_ahead(self, epoch: int, groups: Generator[list[Batch]]) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread; the position follows the yielded batches."""
         if self._augment is not None:
-            groups = self._one_by_one(epoch, groups)
-        with closing(ahead(self._sent(groups), self.part.prefetch, once_it_pays=simple)) as ready:
+            groups = self._augmented_groups(epoch, groups)
+        with closing(ahead(self._delivered(groups), self.part.prefetch)) as ready:
             for group, arrival in ready:
                 for batch in group:
                     if arrival is not None:
@@ -142,15 +138,15 @@ class FeedCursor:
                     self._at = epoch, batch.position
                     yield batch
 
-    def _one_by_one(self, epoch: int, groups: Generator[list[Batch]]) -> Generator[list[Batch]]:
-        """Augmented batches each alone: what is ready is not held back by those after it."""
-        with closing(groups):  # also where augmenting fails, for the error would hold them open as long as it is looked at
+    def _augmented_groups(self, epoch: int, groups: Generator[list[Batch]]) -> Generator[list[Batch]]:
+        """Yield each augmented batch alone, so that it need not wait for the batches after it."""
+        with closing(groups):  # also if `augment` fails: the traceback would keep them open
             for group in groups:
                 for batch in group:
                     yield [self._augmented(epoch, batch)]
 
-    def _sent(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], Arrival | None]]:
-        """Groups on their way to the device that they are for."""
+    def _delivered(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], Arrival | None]]:
+        """Start the copies of each group to the device."""
         with closing(groups):
             for group in groups:
                 if self._delivery is None:
@@ -164,43 +160,48 @@ class FeedCursor:
         if self._augment is None or not batch.rows:
             return batch
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
-        told_apart = positions if self.order.is_drawn else batch.row_ids
-        with self._delivery.here() if self._delivery is not None else nullcontext(), phase("augment"):
-            columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
+        row_keys = positions if self.order.is_drawn else batch.row_ids
+        with self._delivery.as_current_device() if self._delivery is not None else nullcontext(), phase("augment"):
+            columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, row_keys))
         check_augmented(columns, batch.rows, self.schema.packed)
         return batch._replace(columns=dict(columns))
 
     def _check_start(self, epoch: int, start: int) -> None:
+        if os.getpid() != self._process:  # a fork copies no threads, and locks in any state
+            raise SpecError(
+                "a feed was opened in another process and is read after a fork",
+                next_step="call open_feed in the process that reads the feed",
+            )
         if epoch < 0:
             raise ValueError(f"epoch {epoch} is below 0")
         if not 0 <= start <= self.num_rows:
-            raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
+            raise ValueError(f"position {start} of epoch {epoch} is not within the epoch's {self.num_rows} rows")
 
 
 def check_augmented(columns: Mapping[str, Any], rows: int, packed: Collection[str] = ()) -> None:
-    """Raise SpecError unless every column is a tensor of `rows` rows, or one of `packed` with its offsets."""
+    """Raise SpecError unless every column is a tensor of `rows` rows, or a column of `packed` with its offsets."""
     if not isinstance(columns, Mapping):
         raise SpecError(
             f"augment returned a {type(columns).__name__}, not a dict of columns",
             next_step="end it with `return` and the batch",
         )
-    apart = {*packed, *(f"{name}_offsets" for name in packed)}
+    of_lists = {*packed, *(f"{name}_offsets" for name in packed)}
     for name, column in columns.items():
-        if name in apart and isinstance(column, torch.Tensor):
+        if name in of_lists and isinstance(column, torch.Tensor):
             continue
         if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
             found = (
                 f"a tensor of shape {list(column.shape)}" if isinstance(column, torch.Tensor) else f"a {type(column).__name__}"
             )
             raise SpecError(
-                f"augment made {found} of column {name!r} in a batch of {rows} rows; rows come first, as many as before"
+                f"augment returned {found} for column {name!r} in a batch of {rows} rows; the first dimension must be {rows}"
             )
     problem = next(filter(None, (packed_problem(columns, name, rows) for name in packed)), None)
     if problem is not None:
-        raise SpecError(f"augment broke a batch of {rows} rows: {problem}")
+        raise SpecError(f"augment returned a wrong batch of {rows} rows: {problem}")
 
 
-_FRESH = "put back what was there when it was saved, or start anew (of a pipeline: penstock run FILE --fresh)"
+_FRESH = "restore the data and options of the checkpoint, or start anew (pipeline: penstock run FILE --fresh)"
 
 _MUST_MATCH = {
     "split": "split",

@@ -1,8 +1,7 @@
-"""How do the shards of one split become rows that can be gathered? Mapped where they lie, fetched ahead of need where not.
+"""How are the shards of one split opened for gathering? Local shards are mapped in place; remote shards are fetched ahead.
 
-Shards of a remote storage arrive in the node's cache by several threads at once: all of them for an order that needs all from
-the first batch on, and otherwise those of the rows that come next, so that training starts before the dataset has arrived and
-goes on in a cache that is smaller than the dataset.
+Several threads fetch remote shards into the node's cache: all shards for a global order, otherwise those of the next rows, so
+that training starts before the whole dataset is here, and the cache may be smaller than the dataset.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 
 import numpy as np
 
@@ -20,7 +18,6 @@ from penstock.ingest.columns.extension_types import Variable
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import LocalShard, NodeCache, allow_open_files, hold_shard
 from penstock.ingest.feed.page_advice import free_memory
-from penstock.ingest.feed.per_process import PerProcess
 from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.phases import phase
@@ -32,16 +29,16 @@ __all__ = ["FETCH_THREADS", "ShardBlocks", "shard_rows"]
 
 
 FETCH_THREADS = 8
-"""Shards on their way at once: a store answers many requests at a time, and one connection is slow."""
+"""Shards fetched at once: one connection to a store is slow, many are not."""
 
 PAGES_AHEAD_ROWS = 8192
-"""How many rows ahead pages are read, row by row, where memory holds neither all of them nor two windows."""
+"""Rows whose pages are prefetched if memory holds neither all rows nor two windows."""
 
 SHARDS_AHEAD = 4
-"""How far ahead shards are fetched that are read one after the other."""
+"""Shards fetched ahead if they are read one after the other."""
 
 SHARDS_OPEN = 2
-"""How many of these are held at once: a batch may end one and begin the next."""
+"""Of these, shards held at once: a batch may end one and begin the next."""
 
 
 def shard_rows(
@@ -51,10 +48,10 @@ def shard_rows(
     rank: int = 0,
     world_size: int = 1,
 ) -> RowGather:
-    """The rows of shards, each in its storage, to be gathered in `order`.
+    """Make the rows of shards, each in its storage, ready to be gathered in `order`.
 
     Raises:
-        DataError: a local shard is missing or has another size than the manifest says.
+        DataError: a local shard is missing or has another size than in the manifest.
         PreflightError: the order needs all shards at once, and the node's cache cannot hold them, or the process may not open
             so many files.
     """
@@ -68,7 +65,7 @@ def shard_rows(
     list_bytes = all_bytes // max(1, sum(rows)) if lists else 0
     room = free_memory() // 2  # the other half is left to other processes
     beyond = order.mode != "none" and all_bytes > room
-    # A window is read in long runs while the one before it is used, where both fit.
+    # If two windows fit, the next one is prefetched in long runs while the current one is used.
     two_windows = 2 * order.window_rows * all_bytes // max(1, sum(rows))
     pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else PAGES_AHEAD_ROWS
     if all(storage.is_local for storage, _ in places):
@@ -81,15 +78,15 @@ def shard_rows(
                 f"shuffle.mode: global keeps {len(places):,} shards open, more files than a process may open here",
                 next_step="raise the limit (ulimit -n), use shuffle.mode: windowed, or larger materialize.shard_bytes",
             )
-        # Validation reads its rows one shard after the other, in the same cache and the same minutes.
+        # Validation reads shard by shard through the same cache at the same time.
         needed = sum(sizes) + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
         if needed > budget:
             raise PreflightError(
-                f"shuffle.mode: global needs all {sum(sizes) / 1e6:,.0f} MB of the split on every node and some shards beside "
-                f"them, {needed / 1e6:,.0f} MB in all, and the cache in {cache.folder} may hold {budget / 1e6:,.0f} MB",
+                f"shuffle.mode: global needs all {sum(sizes) / 1e6:,.0f} MB of the split and some more shards on every node, "
+                f"{needed / 1e6:,.0f} MB in all; the cache in {cache.folder} may hold {budget / 1e6:,.0f} MB",
                 next_step="use shuffle.mode: windowed, raise PENSTOCK_CACHE_BYTES, or give PENSTOCK_CACHE_DIR a larger disk",
             )
-        # Each rank of a node begins elsewhere: together they fetch every shard once.
+        # Each rank begins with another shard: together the ranks of a node fetch every shard once.
         first = rank * len(places) // world_size
         blocks.fetch([*range(first, len(places)), *range(first)])
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
@@ -105,12 +102,10 @@ def shard_rows(
 
 
 class ShardBlocks:
-    """Opens shards as blocks of column views. A view keeps its shard from being evicted.
-
-    To be used by one thread at a time, but for the fetching it does itself.
+    """Opens shards as blocks of column views; a block keeps its shard from being evicted. For one thread at a time.
 
     Args:
-        max_ahead_bytes: so much may be here and not opened yet, of shards fetched ahead; None fetches all that is asked.
+        max_ahead_bytes: most bytes of shards that are fetched and not yet opened; None for no limit.
     """
 
     def __init__(
@@ -121,26 +116,26 @@ class ShardBlocks:
     ) -> None:
         self._places = tuple(places)
         self._columns = tuple(columns)
-        self._fetcher = PerProcess(partial(_Fetcher, self._places, max_ahead_bytes))
+        self._fetcher = _Fetcher(self._places, max_ahead_bytes)
 
-    def fetch(self, indices: Iterable[int], anew: bool = True) -> None:
-        """Bring shards to this node, in this order and as far as there is room; an error is raised when the shard is opened.
+    def fetch(self, indices: Iterable[int], reset: bool = True) -> None:
+        """Start to fetch shards in this order, as far as the cache has room. Errors are raised when the shard is opened.
 
         Args:
-            anew: forget those that were asked for before.
+            reset: discard earlier requests.
         """
-        self._fetcher().want(indices, anew)
+        self._fetcher.want(indices, reset)
 
     def __call__(self, index: int) -> dict[str, np.ndarray | Variable]:
-        """Shard `index` as arrays [rows, *shape], or `Variable`, by column name.
+        """Open shard `index` as arrays [rows, *shape], or `Variable`, by column name.
 
         Raises:
-            DataError: the shard is missing or damaged, or is not what its manifest says.
-            ServiceError, PreflightError: it cannot be brought here.
+            DataError: the shard is missing, damaged, or differs from its manifest.
+            ServiceError, PreflightError: it cannot be fetched.
         """
         storage, shard = self._places[index]
         with phase("fetch"):
-            held = self._fetcher().take(index)
+            held = self._fetcher.take(index)
         with phase("read"):
             reader = open_shard(held.path)
         block = _HeldBlock(held)
@@ -152,7 +147,7 @@ class ShardBlocks:
             stored = next(info for info in reader.columns if info.name == column.name)
             if reader.rows != shard.rows or stored != column:
                 raise DataError(
-                    f"shard {storage.uri(shard.path)} holds {reader.rows:,} rows of {stored}, its manifest says "
+                    f"shard {storage.uri(shard.path)} holds {reader.rows:,} rows of {stored}, the manifest lists "
                     f"{shard.rows:,} rows of {column}"
                 )
             block[column.name] = view
@@ -160,39 +155,39 @@ class ShardBlocks:
 
 
 class _Fetcher:
-    """Brings shards to this node before they are taken, by threads of its own."""
+    """Fetches shards to this node ahead, in its own threads."""
 
     def __init__(self, places: Sequence[tuple[Storage, ShardInfo]], max_ahead_bytes: int | None) -> None:
         self._places = places
         self._max_ahead_bytes = max_ahead_bytes
         self._wanted: dict[int, None] = {}
-        self._coming: dict[int, Future[LocalShard]] = {}
+        self._fetching: dict[int, Future[LocalShard]] = {}
         self._busy = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="penstock-fetch")
         weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
 
-    def want(self, indices: Iterable[int], anew: bool) -> None:
-        """Fetch these after those that were wanted before, or instead of them."""
+    def want(self, indices: Iterable[int], reset: bool) -> None:
+        """Fetch these after the earlier requests, or instead of them."""
         with self._lock:
-            if anew:
-                self._give_up()
-            self._wanted.update((index, None) for index in indices if index not in self._coming)
+            if reset:
+                self._cancel()
+            self._wanted.update((index, None) for index in indices if index not in self._fetching)
             self._fetch_more()
 
     def take(self, index: int) -> LocalShard:
-        """The shard, fetched now if it was not. Raises as `hold_shard`."""
+        """Return the shard; fetch it now if it was not requested before. Raises as `hold_shard`."""
         with self._lock:
             self._wanted.pop(index, None)
-            coming = self._coming.pop(index, None)
+            fetching = self._fetching.pop(index, None)
         try:
-            shard = coming.result() if coming is not None else hold_shard(*self._places[index])
+            shard = fetching.result() if fetching is not None else hold_shard(*self._places[index])
         except PreflightError:
-            # The cache is full of shards that were fetched ahead: this one is needed now.
+            # The cache is full of shards fetched ahead: release them, this one is needed now.
             with self._lock:
-                again, running = self._give_up()
+                again, running = self._cancel()
             wait(running)
-            running.clear()  # with them the holds on their files go
+            running.clear()  # releases the files
             shard = hold_shard(*self._places[index])
             with self._lock:
                 self._wanted = {**again, **self._wanted}
@@ -200,31 +195,31 @@ class _Fetcher:
             self._fetch_more()
         return shard
 
-    def fetched(self) -> None:
-        """A thread is free."""
+    def thread_is_free(self) -> None:
+        """Start the next fetch."""
         with self._lock:
             self._busy -= 1
             self._fetch_more()
 
-    def _give_up(self) -> tuple[dict[int, None], list[Future[LocalShard]]]:
-        """Want nothing any more. Returns what was wanted, and what is still being fetched."""
-        wanted = {**dict.fromkeys(self._coming), **self._wanted}
-        running = [future for future in self._coming.values() if not future.cancel()]
-        self._busy -= len(self._coming) - len(running)
-        self._wanted, self._coming = {}, {}
+    def _cancel(self) -> tuple[dict[int, None], list[Future[LocalShard]]]:
+        """Drop all requests. Returns them, and the fetches that are running."""
+        wanted = {**dict.fromkeys(self._fetching), **self._wanted}
+        running = [future for future in self._fetching.values() if not future.cancel()]
+        self._busy -= len(self._fetching) - len(running)
+        self._wanted, self._fetching = {}, {}
         return wanted, running
 
     def _fetch_more(self) -> None:
-        """Give each free thread something to fetch, and no more than that: a program that ends waits for what was given."""
-        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._coming)
+        """Give each free thread one shard, and no more: at its end a program waits for the submitted fetches."""
+        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._fetching)
         while self._wanted and self._busy < FETCH_THREADS:
             index = next(iter(self._wanted))
             ahead_bytes += self._places[index][1].size_bytes
             if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
                 return
             try:
-                self._coming[index] = self._threads.submit(_fetch, weakref.ref(self), *self._places[index])
-            except RuntimeError:  # the program ends
+                self._fetching[index] = self._threads.submit(_fetch, weakref.ref(self), *self._places[index])
+            except RuntimeError:  # the program is ending
                 return
             del self._wanted[index]
             self._busy += 1
@@ -235,11 +230,11 @@ def _fetch(fetcher: weakref.ref[_Fetcher], storage: Storage, shard: ShardInfo) -
         return hold_shard(storage, shard)
     finally:
         if (waiting := fetcher()) is not None:
-            waiting.fetched()
+            waiting.thread_is_free()
 
 
 class _HeldBlock(dict[str, np.ndarray | Variable]):
-    """Column views that live no longer than the hold on their shard."""
+    """Column views with the hold on their shard, which lives as long as they."""
 
     def __init__(self, held: LocalShard) -> None:
         super().__init__()

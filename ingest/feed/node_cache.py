@@ -1,11 +1,11 @@
-"""Where on this node does a shard lie, ready to be mapped?
+"""How do shards come to this node's disk, where they can be mapped?
 
-A shard of a local storage is mapped where it is. One of a remote storage is fetched once per node, by whichever process comes
-first, into a folder of files named by their content: datasets, runs and trials that share a shard share the file.
+A shard of a local storage is mapped in place. A shard of a remote storage is fetched once per node, by the first process that
+needs it, into a folder of files named by their content: datasets, runs and trials share the files of equal shards.
 
-The folder is bounded by a byte budget. The shards used longest ago go first, and never one that a process maps: a reader holds
-a shared lock on the file, which ends with its process, however that ends. A file appears under its name when it is whole,
-checked against its hash, and on disk; what a killed process leaves is an unlocked `.part`, which the next fetch removes.
+A byte budget bounds the folder. Shards that were not used for longest are evicted first, but never a mapped one: a reader holds
+a shared lock on the file, which ends with its process. A file gets its name once it is whole, checked against its hash, and on
+disk; a killed process leaves an unlocked `.part`, which the next fetch removes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["LocalShard", "NodeCache", "allow_open_files", "hold_shard"]
 
 
 FETCH_TRIES = 3
-"""A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
+"""Downloads of a shard before it counts as damaged in the store."""
 
 _OTHER_FILES = 512
-"""Files and connections that a process has open beside shards."""
+"""Files and connections that a process has open besides shards."""
 
 
 class LocalShard:
-    """A shard on this machine's disk. It is not evicted while this object lives: keep it as long as the file is mapped."""
+    """A shard on this machine's disk. It is not evicted while this object lives: keep the object while the file is mapped."""
 
     def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
         self.path = path
@@ -49,12 +49,12 @@ class LocalShard:
 
 
 def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
-    """Give `shard` on this machine, fetching it into the node's cache if need be.
+    """Hold `shard` on this machine; fetch it into the node's cache if needed.
 
     Raises:
-        ShardError: the shard is missing, has another size than the manifest says, or another content after a fetch.
+        ShardError: the shard is missing, has another size than in the manifest, or another content after a fetch.
         ServiceError: the storage does not deliver it.
-        PreflightError: it does not fit beside the shards that are being read.
+        PreflightError: the cache has no room beside the shards that are being read.
     """
     if not storage.is_local:
         return NodeCache().hold(storage, shard)
@@ -70,11 +70,11 @@ class NodeCache:
 
     Args:
         folder: None takes PENSTOCK_CACHE_DIR, or a folder in the home folder.
-        budget_bytes: of all files together; None takes PENSTOCK_CACHE_BYTES (such as `200GB`), or what leaves a tenth of the
-            disk free (`kept_free`).
+        budget_bytes: of all files together; None takes PENSTOCK_CACHE_BYTES (such as `200GB`), or the disk but a tenth of it
+            (`kept_free`).
 
     Raises:
-        SpecError: PENSTOCK_CACHE_BYTES is no size.
+        SpecError: PENSTOCK_CACHE_BYTES is not a size.
     """
 
     def __init__(self, folder: Path | None = None, budget_bytes: int | None = None) -> None:
@@ -83,7 +83,7 @@ class NodeCache:
 
     @property
     def budget_bytes(self) -> int:
-        """How much may lie here, the shards that are here included."""
+        """Most bytes of all shards in the folder."""
         if self._budget is not None:
             return self._budget
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,32 +92,29 @@ class NodeCache:
         return room - kept_free(disk.total, room)
 
     def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
-        """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held.
+        """Hold a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held.
 
         Raises:
             ShardError, ServiceError, PreflightError: as `hold_shard`; or the folder of the cache cannot be written to.
         """
         try:
-            return self._held(storage, shard)
+            return self._find_or_fetch(storage, shard)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise self._no_room(shard) from error
             raise PreflightError(
-                f"the node's cache in {self.folder} cannot take {storage.uri(shard.path)}: {error}",
-                next_step="mend that, or point PENSTOCK_CACHE_DIR to another folder",
+                f"the node's cache in {self.folder} cannot store {storage.uri(shard.path)}: {error}",
+                next_step="repair the folder, or set PENSTOCK_CACHE_DIR to another one",
             ) from error
 
-    def _place(self, digest: str) -> Path:
-        return self.folder / digest[:2] / f"{digest}.arrow"
-
-    def _held(self, storage: Storage, shard: ShardInfo) -> LocalShard:
-        target = self._place(shard.digest)
+    def _find_or_fetch(self, storage: Storage, shard: ShardInfo) -> LocalShard:
+        target = self.folder / shard.digest[:2] / f"{shard.digest}.arrow"
         held = _hold(target, shard)
         if held is not None:
             return held
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
-            # Another process may have fetched it while this one waited.
+            # Another process may have fetched it during the wait.
             return _hold(target, shard) or self._fetch(storage, shard, target)
 
     def _fetch(self, storage: Storage, shard: ShardInfo, target: Path) -> LocalShard:
@@ -132,8 +129,9 @@ class NodeCache:
                 _check_size(part, shard, uri)
                 if file_digest(part) != shard.digest:
                     raise ShardError(f"shard {uri} has another content than its manifest's digest {shard.digest}")
-                _make_durable(part)
-                # The lock stays with the file under its new name: it cannot be evicted before it is mapped.
+                with open(part, "rb") as handle:
+                    os.fsync(handle.fileno())  # a power cut could leave a file of the right size that holds zeros
+                # The lock stays with the renamed file, which therefore cannot be evicted before it is mapped.
                 os.replace(part, target)
                 return held
             except FileNotFoundError as error:
@@ -144,13 +142,13 @@ class NodeCache:
                 part.unlink(missing_ok=True)
         assert failure is not None
         if isinstance(failure, ShardError):
-            # The next run does not read what lies in a store to find this again. A reader may lack the right to write.
+            # Without its record the next run makes the unit again. A reader may have no permission to write.
             with contextlib.suppress(PenstockError, OSError):
                 storage.delete(unit_path(shard.unit, UNIT_RECORD))
         raise failure
 
     def _reserve(self, shard: ShardInfo, target: Path) -> tuple[Path, IO[bytes]]:
-        """Make room, and a locked, empty file whose name says how much of it is spoken for."""
+        """Make room, and create a locked, empty file with the reserved size in its name."""
         with _lock(self.folder / "room.lock"):
             self._make_room(shard)
             part = target.with_name(f".{shard.digest}.{shard.size_bytes}.{uuid.uuid4().hex[:8]}.part")
@@ -160,7 +158,7 @@ class NodeCache:
 
     def _make_room(self, shard: ShardInfo) -> None:
         for part in self.folder.glob("*/.*.part"):
-            _evict(part)  # of a process that was killed; the others are locked
+            _evict(part)  # of killed processes; the others are locked
         budget, disk = self.budget_bytes, shutil.disk_usage(self.folder)
         used, free = self._used(), disk.free - self._unwritten()
         if shard.size_bytes <= min(budget - used, free):
@@ -174,27 +172,27 @@ class NodeCache:
         raise self._no_room(shard)
 
     def _used(self) -> int:
-        """Bytes of the shards that are here and of those on their way."""
-        # In this order: one that is renamed between the two is counted twice, not left out.
-        coming = sum(map(_declared, self.folder.glob("*/.*.part")))
-        return coming + sum(_stat(path)[0] for path in self.folder.glob("*/*.arrow"))
+        """Return the bytes of shards in the folder and of running fetches."""
+        # In this order: a file renamed between the two is counted twice rather than not at all.
+        fetching = sum(map(_reserved, self.folder.glob("*/.*.part")))
+        return fetching + sum(_stat(path)[0] for path in self.folder.glob("*/*.arrow"))
 
     def _unwritten(self) -> int:
-        """Bytes of the disk that are free and spoken for."""
-        return sum(max(0, _declared(part) - _stat(part)[0]) for part in self.folder.glob("*/.*.part"))
+        """Return the bytes that are reserved and not written yet."""
+        return sum(max(0, _reserved(part) - _stat(part)[0]) for part in self.folder.glob("*/.*.part"))
 
     def _no_room(self, shard: ShardInfo) -> PreflightError:
         return PreflightError(
             f"{self.folder} has no room for a shard of {shard.size_bytes / 1e6:,.0f} MB: {self._used() / 1e6:,.0f} MB of the "
             f"{self.budget_bytes / 1e6:,.0f} MB it may take are being read, and "
             f"{shutil.disk_usage(self.folder).free / 1e6:,.0f} MB of its disk are free",
-            next_step="raise PENSTOCK_CACHE_BYTES, point PENSTOCK_CACHE_DIR to a larger disk, or use shuffle.mode: windowed, "
+            next_step="raise PENSTOCK_CACHE_BYTES, set PENSTOCK_CACHE_DIR to a larger disk, or use shuffle.mode: windowed, "
             "which reads some shards at a time",
         )
 
 
 def allow_open_files(shards: int) -> bool:
-    """Let this process hold so many shards at once, as far as its hard limit goes. Returns whether it goes so far."""
+    """Raise this process's limit of open files for so many shards. Returns whether the hard limit allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = shards + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -204,7 +202,7 @@ def allow_open_files(shards: int) -> bool:
 
 
 def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
-    """Lock the file for reading if it is there and whole, and note that it is used now."""
+    """Lock the file for reading and set its time of use. Returns None if it is missing or has the wrong size."""
     try:
         lock = open(path, "rb")  # noqa: SIM115  (it outlives this function)
     except FileNotFoundError:
@@ -212,11 +210,11 @@ def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
     fcntl.flock(lock, fcntl.LOCK_SH)
     own = os.fstat(lock.fileno())
     try:
-        # It may have been evicted between the two lines above, and even fetched again.
-        here = os.stat(path).st_ino == own.st_ino
+        # Another process may have evicted it before the lock, and even fetched it again.
+        is_current = os.stat(path).st_ino == own.st_ino
     except FileNotFoundError:
-        here = False
-    if not here or own.st_size != shard.size_bytes:
+        is_current = False
+    if not is_current or own.st_size != shard.size_bytes:
         lock.close()
         return None
     os.utime(path)
@@ -224,7 +222,7 @@ def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """(bytes, time of the last use in ns); zeros for a file that another process has renamed or deleted meanwhile."""
+    """Return (bytes, time of the last use in ns); zeros for a file that another process renamed or deleted."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -233,7 +231,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _evict(path: Path) -> bool:
-    """Delete a file unless a process holds it."""
+    """Delete a file unless a process holds it. Returns whether it was deleted."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path, "rb") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
@@ -241,30 +239,23 @@ def _evict(path: Path) -> bool:
     return False
 
 
-def _declared(part: Path) -> int:
-    """How large the shard will be that is being written here."""
+def _reserved(part: Path) -> int:
     return int(part.name.split(".")[2])
 
 
 def _missing(shard: ShardInfo, name: str) -> ShardError:
-    return ShardError(f"shard {name} is missing; its dataset lists {shard.rows} rows in it")
+    return ShardError(f"shard {name} is missing; its manifest lists {shard.rows} rows in it")
 
 
 def _check_size(path: Path, shard: ShardInfo, name: str) -> None:
     size = path.stat().st_size
     if size != shard.size_bytes:
-        raise ShardError(f"shard {name} has {size} bytes where its manifest says {shard.size_bytes}")
-
-
-def _make_durable(path: Path) -> None:
-    """Without this a power cut may leave a file of the right size that holds zeros."""
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())
+        raise ShardError(f"shard {name} has {size} bytes; its manifest lists {shard.size_bytes}")
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock between the processes of this node; a process that dies lets go."""
+    """Hold an exclusive lock between the processes of this node; it ends with the process."""
     with open(path, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,7 @@
-"""What may a program say about how a dataset is read? The keyword arguments of `open_feed`, their defaults and checks."""
+"""Which keyword arguments does `open_feed` take, with which defaults and checks?"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Required, TypedDict
@@ -15,12 +14,13 @@ from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Augment, FeedShare, LastBatch
 from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
+from penstock.messages import did_you_mean
 
 __all__ = ["FeedArguments", "FeedOptions", "spec_error"]
 
 
 class FeedArguments(TypedDict, total=False):
-    """The keyword arguments of `open_feed`, for editors and type checkers: the fields of `FeedOptions`, which explains them."""
+    """The keyword arguments of `open_feed` for editors and type checkers; `FeedOptions` explains them."""
 
     batch_rows: Required[int]
     shuffle: Literal["none", "windowed", "global"]
@@ -55,29 +55,28 @@ class FeedOptions:
         window_of: see `shuffle.window_of`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
         by_length: put rows of like length into a step, such as `{"column": "tokens"}`; see `shuffle.by_length`.
-        mix: what the numbers beside several datasets are. `shares`: of the rows that are drawn, whatever a dataset has.
-            `epochs`: how often its rows come in one epoch, 0.5 for half of them.
+        mix: meaning of the numbers beside several datasets. `shares`: shares of the drawn rows, whatever a dataset's size.
+            `epochs`: how often a dataset's rows come in one epoch, 0.5 for half of them.
         temperature: of several datasets without numbers: each is drawn from in proportion to its rows to the power of
-            1 / temperature. 1 leaves them as they are, infinity makes them equal.
-        epoch_rows: rows of an epoch where several datasets are mixed; None takes as many as they have in all.
-        rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
+            1 / temperature. 1 keeps the proportions, infinity makes them equal.
+        epoch_rows: rows of an epoch of several datasets; None takes the sum of their rows.
+        rank: part of every step's rows; None takes the rank of torch.distributed, or 0 if that is not initialised.
         world_size: number of parts; None as for `rank`.
-        columns: only these, in this order; None takes all.
-        augment: changes each batch in the thread that reads ahead: `augment(columns, generator)` gives the columns back, and
-            takes chance from the generator (`random`, `normal`, `integers`), so that it is exact to continue.
-        device: where batches are put. For a GPU ("cuda") rows are gathered into pinned memory, and the thread that reads ahead
-            copies them on a stream of its own while the GPU works on the batches before.
-        as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` makes
+        columns: only these, in this order; None reads all.
+        augment: changes each batch in the thread that reads ahead: `augment(columns, generator)` returns the columns, and draws
+            all random numbers from the generator (`random`, `normal`, `integers`), so that a resume is exact.
+        device: of the batches. For a GPU ("cuda") rows are gathered into pinned memory, and the thread that reads ahead copies
+            them on its own stream while the GPU works on earlier batches.
+        as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` computes
             `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
-        prefetch: groups of batches made ahead in a thread; 0 uses none. Where nothing but rows is read (no `augment`, `device`,
-            `as_float`) the thread is started once it saves time.
-        last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
-            rows out of the epoch, `fill` adds the epoch's first rows.
-        verify: read shards on local disks through and compare their hashes, once per machine and after a change. (Those of a
-            store always are, when they are fetched.)
+        prefetch: groups of batches made ahead in a thread; 0 uses none.
+        last: an epoch's last batch, if the rows do not fill it: `keep` makes it shorter, `drop` leaves its rows out of the
+            epoch, `fill` adds the epoch's first rows.
+        verify: read shards on local disks and compare their hashes, once per machine and after a change. (Shards of a store
+            are always checked when they are fetched.)
 
     Raises:
-        SpecError: a value, or two together, make no sense.
+        SpecError: a value is invalid, or two do not fit together.
     """
 
     batch_rows: int
@@ -105,18 +104,18 @@ class FeedOptions:
             raise SpecError(f"open_feed: temperature={self.temperature} must be above 0")
         if self.columns is not None and (isinstance(self.columns, str) or not self.columns):
             raise SpecError(
-                f"open_feed: columns={self.columns!r} is no list of names", next_step="name some, or leave it out for all"
+                f"open_feed: columns={self.columns!r} is not a list of names", next_step="name some, or omit it to read all"
             )
         if self.augment is not None and not callable(self.augment):
-            raise SpecError(f"open_feed: augment={self.augment!r} is no function")
+            raise SpecError(f"open_feed: augment={self.augment!r} is not a function")
         if self.mix not in ("shares", "epochs"):
-            raise SpecError(f"open_feed: mix={self.mix!r} is neither 'shares' nor 'epochs'")
+            raise SpecError(f"open_feed: mix={self.mix!r} is not 'shares' or 'epochs'")
         if self.mix == "epochs" and self.epoch_rows is not None:
-            raise SpecError(f"open_feed: epoch_rows={self.epoch_rows}, and mix='epochs' says itself how many rows an epoch has")
+            raise SpecError(f"open_feed: epoch_rows={self.epoch_rows} cannot be used with mix='epochs', which sets it")
         if (self.rank is None) != (self.world_size is None):
             raise SpecError(
-                f"open_feed: rank={self.rank} with world_size={self.world_size}: one means nothing without the other",
-                next_step="give both, or neither to ask torch.distributed",
+                f"open_feed: rank={self.rank} and world_size={self.world_size} must be given together",
+                next_step="give both, or neither to use those of torch.distributed",
             )
         self.shuffle_spec()
         try:
@@ -126,27 +125,27 @@ class FeedOptions:
 
     @classmethod
     def named(cls, values: Mapping[str, Any]) -> FeedOptions:
-        """The options of these names. Raises SpecError for a name that is none, or if `batch_rows` is missing."""
+        """Make options of keyword arguments. Raises SpecError for an unknown name, or if `batch_rows` is missing."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                meant = f"; did you mean {close[0]!r}?" if close else ""
-                raise SpecError(f"open_feed: unknown option {name!r}{meant}", next_step=f"use {', '.join(known)}")
+                raise SpecError(
+                    f"open_feed: unknown option {name!r}{did_you_mean(name, known)}", next_step=f"use {', '.join(known)}"
+                )
         if "batch_rows" not in values:
             raise SpecError("open_feed: batch_rows is missing", next_step="give the rows of a step, such as batch_rows=256")
         return cls(**values)
 
     def share(self) -> FeedShare:
-        """Which rows of every step are read here."""
+        """Return the part of every step's rows that this process reads."""
         rank, world_size = self.rank, self.world_size
         if rank is None or world_size is None:
-            together = torch.distributed.is_available() and torch.distributed.is_initialized()
-            rank, world_size = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
+            distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+            rank, world_size = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
         return FeedShare(self.batch_rows, rank, world_size, self.prefetch, self.last)
 
     def shuffle_spec(self) -> ShuffleSpec:
-        """The order, as a pipeline file describes it. Raises SpecError."""
+        """Return the order as a section of a pipeline file. Raises SpecError."""
         names = ("seed", "window_rows", "window_of", "sample", "by_length")
         try:
             return ShuffleSpec.model_validate({"mode": self.shuffle, **{name: getattr(self, name) for name in names}})
@@ -155,11 +154,11 @@ class FeedOptions:
 
 
 def spec_error(error: ValidationError) -> SpecError:
-    """The first problem that pydantic found, in terms of `open_feed`'s arguments."""
+    """Describe pydantic's first error in terms of `open_feed`'s arguments."""
     first = error.errors()[0]
-    named = ["shuffle" if name == "mode" else str(name) for name in first["loc"]]  # a pipeline file's key, as it is here
+    named = ["shuffle" if name == "mode" else str(name) for name in first["loc"]]  # key of a pipeline file to argument
     where = f"{'.'.join(named)}={first['input']!r}: " if named else ""
     return SpecError(
         f"open_feed: {where}{first['msg'].removeprefix('Value error, ').replace('mode: global', 'shuffle=global')}",
-        next_step="correct the argument; help(penstock.FeedOptions) says what each one takes",
+        next_step="correct the argument; help(penstock.FeedOptions) explains each one",
     )

@@ -1,7 +1,7 @@
-"""How are mapped shards read that do not fit into memory? The kernel gets advice which pages come next.
+"""How are mapped shards read that do not fit into memory? With advice to the kernel which pages are read next.
 
-Left alone it reads 128 KB around every row, pushes out what is needed next, and delivers some hundred rows a second where the
-disk has tens of thousands (benchmarks/beyond.py).
+Without it the kernel reads 128 KB around every row and evicts pages that are needed next: some hundred rows a second, where the
+disk delivers tens of thousands (benchmarks/beyond.py).
 """
 
 from __future__ import annotations
@@ -27,43 +27,38 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def free_memory(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes there are for pages of files: what the machine has available, or what this process's cgroup may have at most.
+    """Return the bytes for pages of files: the machine's available memory, or the limit of this process's cgroup.
 
     Args:
-        proc: names this process's cgroups, of version 1 or 2.
-        groups: where they are mounted.
+        proc: file with this process's cgroups, of version 1 or 2.
+        groups: mount point of the cgroups.
     """
     free = psutil.virtual_memory().available
     try:
         lines = [line.split(":", 2) for line in proc.read_text().splitlines()]
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return free
     for _, controllers, path in lines:
-        if controllers == "":
-            home, name = groups, "memory.max"
-        elif "memory" in controllers.split(","):
-            home, name = groups / "memory", "memory.limit_in_bytes"
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
-        # Inside a container the path may be that of the host; the group's own files are then at the top.
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            try:
-                limit = home.joinpath(*parts[:depth], name).read_text().strip()
-            except OSError:
-                continue
-            free = min(free, int(limit)) if limit.isdigit() else free
+        home, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        own = home / path.strip("/")
+        # Inside a container the path may be that of the host; the group's own files are then at the mount point.
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(home) and (folder / name).is_file():
+                limit = (folder / name).read_text().strip()
+                free = min(free, int(limit)) if limit.isdigit() else free
     return free
 
 
 def read_randomly(view: np.ndarray | Variable) -> None:
-    """Say that a mapped column is read here and there: the kernel then reads the pages that are asked for, and no others."""
+    """Make the kernel read only the requested pages of a mapped column, without those around them."""
     values = view.values if isinstance(view, Variable) else view
     _advise(values.ctypes.data, values.nbytes, mmap.MADV_RANDOM)
 
 
 def read_ahead(view: np.ndarray | Variable, rows: NDArray[np.int64]) -> None:
-    """Begin to read the pages of ascending `rows` of a mapped column; returns before they are there."""
+    """Start to read the pages of ascending `rows` of a mapped column; returns before they are read."""
     if isinstance(view, Variable):
         itemsize = view.values.itemsize
         begins, ends = view.offsets[rows] * itemsize, view.offsets[rows + 1] * itemsize
@@ -78,7 +73,7 @@ def read_ahead(view: np.ndarray | Variable, rows: NDArray[np.int64]) -> None:
 
 
 def _advise(address: int, size: int, advice: int) -> None:
-    # Advice that is not taken costs time and nothing else, so the answer is not looked at.
+    # Failed advice only costs time, so the result is ignored.
     if size:
         start = address - address % _PAGE
         _libc.madvise(start, address + size - start, advice)

@@ -1,22 +1,18 @@
-"""How does a training worker read rows that are not cached on disk: from Ray's object store, or prepared anew each epoch?
+"""How does a training worker read rows that no disk caches: from Ray's object store, or prepared again each epoch?
 
-`MemoryFeed` (`cache: memory`) is the cached feed over blocks in the object store: the same order, the same exact resume. The
-blocks live as long as the Ray cluster and the process that put them there; after a driver restart they are prepared again, and
-a state continues only if the content is the same.
+`MemoryFeed` (`cache: memory`) is the cached feed over blocks in the object store. The blocks live as long as the Ray cluster
+and the process that put them there. After a restart of the driver they are prepared again, and a state continues if the content
+is equal.
 
-`StreamFeed` (`cache: none`) prepares the rows anew once per epoch and rank, in Ray tasks. What it promises, and what not:
-- Every row once per epoch over all ranks, in one order for every world size, if preparing is deterministic.
-- Each rank prepares all rows and keeps its share, so W workers prepare every row W times. Nothing couples the ranks: none can
-  hold up another, and no rows are dropped to make shares equal, as Ray Data's `streaming_split` does.
-- Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split. Steps
-  by length hold two pools of rows (`shuffle.by_length.pool_batches`) besides. Images that stay encoded are held encoded.
-- A resume prepares the epoch's rows from the start again and skips those already consumed. Where reading stops early, the tasks
-  that were begun, at most `tasks`, prepare the rest of their items in vain, unless the process ends.
-- Ray tasks need CPUs that the training workers do not hold, or the first batch never comes. A stream runs at most `tasks` of
-  them at a time, because a task that waits for its reader keeps its CPUs: without a bound one rank's tasks can hold all CPUs
-  while that rank waits for another. `streams_cpus` is what must be left free.
-- Plain tasks, not a Ray Data pipeline: that begins its first epoch two seconds later, and ends a reading that stops early with
-  `ray.cancel`, which aborts the reading process if a task ends at that moment (Ray 2.60; see `penstock.ingest.ray_tasks`).
+`StreamFeed` (`cache: none`) prepares the rows in Ray tasks, once per epoch and rank:
+- If preparing is deterministic, every row comes once per epoch over all ranks, in one order for every world size.
+- Each rank prepares all rows and keeps its share, so W workers prepare every row W times. No rank waits for another one.
+- Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; steps by length also hold two pools.
+- A resume prepares the epoch's rows from the start and skips the consumed ones.
+- Ray tasks need CPUs that training workers do not hold (`streams_cpus`). A task that waits for its reader keeps its CPUs, so a
+  stream runs at most `tasks` of them: otherwise the tasks of one rank could hold all CPUs while it waits for another rank.
+- Plain tasks, not Ray Data: that begins an epoch two seconds later and cancels tasks at the end, which can abort the reading
+  process (Ray 2.60; see `penstock.ingest.ray_tasks`).
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +30,18 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import Block, column_view, columns_of, contiguous
-from penstock.ingest.feed.batch import Batch, FeedShare
-from penstock.ingest.feed.cached import batches_at_once, gathered, make_pools, own_positions, select_columns
+from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments
+from penstock.ingest.feed.cached import (
+    CachedFeed,
+    batches_at_once,
+    gathered,
+    make_pools,
+    own_positions,
+    select_columns,
+)
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
+from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.phases import counting, from_metadata, phase, running_clock, to_metadata
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
@@ -45,36 +49,57 @@ from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.splitmix import hash_words
 
-__all__ = ["STREAM_CPUS", "StreamFeed", "stream_tasks", "streamed", "streams_cpus"]
+__all__ = ["STREAM_CPUS", "MemoryFeed", "StreamFeed", "stream_tasks", "streamed", "streams_cpus"]
 
 
 STREAM_CPUS = 0.25
-"""CPUs one preparing task of a stream asks for: tasks must fit beside workers that hold whole CPUs."""
+"""CPUs that one preparing task of a stream requests: tasks must fit beside workers that hold whole CPUs."""
 
 STREAMS_PER_RANK = 2
-"""A rank reads the validation split while its place in the train split stays open."""
+"""A rank reads the validation split while its train stream stays open."""
 
 TABLES_AHEAD = 2
-"""A stream's task makes so many tables before it waits for its reader; one takes 16 MB, or more where rows are large."""
+"""Tables that a stream's task makes before it waits for its reader; one takes 16 MB, or more if rows are large."""
 
 UNSHUFFLED_BATCHES = 4
-"""So many batches of a stream in its own order are gathered at once: each waits for all of them, and rows may be slow."""
+"""Most batches gathered at once from an unshuffled stream: each waits for all of them, and rows may be slow."""
 
 T = TypeVar("T")
+
+
+class MemoryFeed(CachedFeed):
+    """Reads a `MemoryDataset`. Blocks are mapped from the node's object store without a copy."""
+
+    def __init__(
+        self,
+        dataset: MemoryDataset,
+        *,
+        order: Order,
+        columns: Sequence[str] | None = None,
+        **share: Unpack[ShareArguments],
+    ) -> None:
+        schema = select_columns(dataset.schema, columns)
+        list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
+
+        def block(index: int) -> Block:
+            with phase("fetch"):  # from another node if this one does not have it
+                found: Block = ray.get(dataset.blocks[index])
+                return found
+
+        rows = RowGather(schema.columns, dataset.block_rows, block, list_bytes=list_bytes)
+        super().__init__(schema, dataset.split, dataset.content, rows, order, FeedShare(**share))
 
 
 def streamed(
     items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float = STREAM_CPUS, tasks: int = 1
 ) -> Callable[[], Iterator[pa.Table]]:
-    """Describe how the rows of `items` (source files, or commit units) are prepared in order, in one Ray task each.
+    """Return a picklable function that starts to prepare the rows of `items` in order, in one Ray task each.
 
     Args:
-        tables_of: gives an item's prepared rows as tables of columns as a shard holds them; must give equal rows every time.
-        num_cpus: CPUs one task asks for.
-        tasks: how many may run at a time; the order of rows does not depend on it.
-
-    Returns:
-        A function that begins an epoch's preparing, to be called in the process that reads it. It pickles.
+        items: source files, or commit units.
+        tables_of: returns an item's prepared rows as tables of columns as in a shard, the same rows every time.
+        num_cpus: CPUs that one task requests.
+        tasks: most tasks at a time; the order of rows does not depend on it.
     """
     return partial(_prepared, list(items), tables_of, num_cpus, tasks)
 
@@ -96,29 +121,29 @@ def _prepared(
 
 
 def _counted(tables_of: Callable[[T], Iterator[pa.Table]], item: T) -> Iterator[pa.Table]:
-    """The tables of an item, each with what its making took. Runs in a task, the only one of its process."""
+    """Yield the tables of an item, each with its seconds by phase as metadata. Runs in a task, the only one of its process."""
     with counting() as clock:
         for table in tables_of(item):
             yield table.replace_schema_metadata({**(table.schema.metadata or {}), **to_metadata(clock.take())})
 
 
 def streams_cpus(ranks: int) -> float:
-    """CPUs that must be left free of training workers so that every stream of `ranks` ranks can run one task."""
+    """Return the CPUs that training workers must leave free so that every stream of `ranks` ranks can run one task."""
     return ranks * STREAMS_PER_RANK * STREAM_CPUS
 
 
 def stream_tasks(ranks: int, free_cpus: float) -> int:
-    """How many tasks each stream of `ranks` ranks may run at a time, one CPU's work each, in `free_cpus`; at least 1."""
+    """Return how many tasks each stream of `ranks` ranks may run at a time on `free_cpus`, one CPU's work each; at least 1."""
     return max(1, int(free_cpus / (ranks * STREAMS_PER_RANK)))
 
 
 class StreamFeed(FeedCursor):
-    """Reads rows that are prepared anew every epoch. See the module's docstring for its promises and their limits.
+    """Reads rows that are prepared again every epoch. See the module's docstring for its promises and their limits.
 
     Args:
-        open_tables: begins an epoch's preparing (`streamed`, or any other way); the same rows in the same order each time.
+        open_tables: starts to prepare an epoch (for example `streamed`): the same rows in the same order each time.
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
-        content: digest of what the rows depend on, for example the key of the preprocess stage.
+        content: digest of everything that the rows depend on, for example the key of the preprocess stage.
         prefetch: groups of batches made ahead in a thread; 0 uses none.
 
     Raises:
@@ -141,7 +166,7 @@ class StreamFeed(FeedCursor):
     ) -> None:
         if order.mode == "global":
             raise SpecError(
-                "`shuffle.mode: global` needs rows that can be found by number, `materialize.cache: none` streams them",
+                "`shuffle.mode: global` needs cached rows, and `materialize.cache: none` streams them",
                 next_step="set `shuffle.mode` to windowed or none, or `materialize.cache` to disk or memory",
             )
         part = FeedShare(batch_rows, rank, world_size, prefetch)
@@ -149,7 +174,7 @@ class StreamFeed(FeedCursor):
         if order.by_length is not None:
             find_column(order.by_length, self.schema.columns)
         self._open_tables = open_tables
-        # How long the lists of rows to come are is unknown: their batches are gathered one by one.
+        # The lengths of lists are not known ahead, so batches of lists are gathered one by one.
         lists = any(column.ragged for column in self.schema.columns)
         self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
         if order.mode != "windowed":
@@ -157,29 +182,29 @@ class StreamFeed(FeedCursor):
         self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows * self._group_batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch from position `start` on; the rows before are prepared and skipped.
+        """Yield this rank's batches of an epoch from position `start` on; earlier rows are prepared and skipped.
 
         Raises:
-            DataError: other rows come than the order is made for.
+            DataError: the stream has another number of rows than the order.
         """
         self._check_start(epoch, start)
         if start < self.num_rows:
-            yield from self._handed_over(epoch, self._batches(epoch, start), gathers_only=False)
+            yield from self._read_ahead(epoch, self._batches(epoch, start))
 
     def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
-        """Gather together what ends in one window, for the next one may be long in coming."""
+        """Gather the batches that end in one window together: the next window may take long."""
         batch_rows, sizes = self.part.batch_rows, [self._window_rows] * (self.num_rows // self._window_rows)
         with ExitStack() as held:
             windows = enumerate(held.enter_context(closing(self._windows())))
 
             def block(index: int) -> Block:
-                # Asked for in rising order. Windows that are passed over were consumed before, or are for other ranks.
+                # Called with rising indices. Skipped windows were consumed before, or belong to other ranks.
                 with phase("tasks"):
                     table = next(table for number, table in windows if number == index)
                 return {name: column_view(contiguous(table.column(name))) for name in table.column_names}
 
             rows = RowGather(self.schema.columns, [*sizes, self.num_rows % self._window_rows], block)
-            held.callback(rows.let_go, self.num_rows)  # the pools, which hold `rows`, wait for the garbage collection
+            held.callback(rows.close_before, self.num_rows)  # pools hold `rows` until a garbage collection
             pool_rows, ids_at = 1, self._ids_at
             firsts = range(start, self.num_rows, batch_rows)
             cuts: Iterator[tuple[int, int]] = ((first, min(first + batch_rows, self.num_rows)) for first in firsts)
@@ -188,14 +213,14 @@ class StreamFeed(FeedCursor):
                 pool_rows, ids_at, cuts = pools.pool_rows, pools.ids_at, pools.steps(epoch, start)
             for _, ending in itertools.groupby(cuts, lambda cut: (cut[1] - 1) // self._window_rows):
                 while group := list(itertools.islice(ending, self._group_batches)):
-                    rows.let_go(group[0][0] - group[0][0] % pool_rows)
+                    rows.close_before(group[0][0] - group[0][0] % pool_rows)
                     yield gathered(rows, self.part, group, ids_at(epoch, own_positions(self.part, group)))
             with phase("tasks"):
-                for _ in windows:  # to the stream's end, where its rows are counted
+                for _ in windows:  # to the end of the stream, where its rows are counted
                     pass
 
     def _windows(self) -> Generator[pa.Table]:
-        """The rows of an epoch, cut up from its first row on, so that a resume sees the same windows."""
+        """Cut the rows of an epoch into windows from its first row on, so that a resume sees the same windows."""
         first = 0
         for window in _regrouped(self._tables(), self._window_rows):
             missing = self.num_rows - first
@@ -209,7 +234,7 @@ class StreamFeed(FeedCursor):
             raise self._wrong_rows(f"only {first}")
 
     def _ids_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row ids, counted in the stream, at ascending positions."""
+        """Return row ids, counted in the stream, at ascending positions."""
         if self.order.mode == "none" or not len(positions):
             return positions
         windows = positions // self._window_rows
@@ -219,7 +244,7 @@ class StreamFeed(FeedCursor):
     def _ids_within(self, epoch: int, window: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         first = window * self._window_rows
         rows = min(self._window_rows, self.num_rows - first)
-        # The window's number takes part in the seed, so that every window of an epoch has an order of its own.
+        # The seed includes the window's number, so that every window of an epoch has its own order.
         order = Order(mode="global", seed=hash_words(self.order.seed, window), rows=rows)
         return first + order.ids_at(epoch, positions - first)
 
@@ -229,28 +254,28 @@ class StreamFeed(FeedCursor):
 
     def _wrong_rows(self, found: str) -> DataError:
         return DataError(
-            f"the streamed {self._state.split} split gives {found} rows where {self.num_rows} were counted",
+            f"the streamed {self._state.split} split has {found} rows, and {self.num_rows} were counted before",
             next_step="prepare the rows deterministically, or set `materialize.cache` to disk",
         )
 
 
 def select_prepared(table: pa.Table, columns: Sequence[ColumnInfo]) -> pa.Table:
-    """Only `columns` of a prepared table, so that tables of different files can be put together.
+    """Select `columns` of a prepared table, so that tables of different files can be concatenated.
 
     Raises:
-        DataError: a column is missing or is another one.
+        DataError: a column is missing or has another type.
     """
     stored = {info.name: info for info in columns_of(table.schema)}
     for column in columns:
         if column.name not in stored:
             raise DataError(f"prepared rows lack column {column.name!r}; they have {table.column_names}")
         if stored[column.name] != column:
-            raise DataError(f"prepared rows have a column {stored[column.name]}, the schema says {column}")
+            raise DataError(f"prepared rows have a column {stored[column.name]}, the schema has {column}")
     return pa.table({column.name: table.column(column.name) for column in columns})
 
 
 def _regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Cut a stream of tables into tables of exactly `rows` rows (the last may be shorter), whatever the sizes they come in."""
+    """Cut a stream of tables into tables of exactly `rows` rows (the last may be shorter)."""
     held: list[pa.Table] = []
     count = 0
     for table in tables:

@@ -1,10 +1,8 @@
-"""How do rows that differ in length become tensors? Lists are copied together row by row, images decoded by several threads.
-
-No Python runs per entry of a list, and one call per image.
-"""
+"""How are rows of unequal length gathered? Lists are copied by pyarrow, images decoded by several threads."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -20,7 +18,6 @@ from penstock.errors import DataError
 from penstock.ingest.columns.extension_types import Variable
 from penstock.ingest.columns.images import decode_image
 from penstock.ingest.feed.lists import Packed
-from penstock.ingest.feed.per_process import PerProcess
 from penstock.ingest.schema import ColumnInfo
 
 __all__ = ["ImageDecoder", "Places", "places_of", "take_lists"]
@@ -30,19 +27,19 @@ Ids = NDArray[np.int64]
 
 
 class Places(NamedTuple):
-    """Where in this process's memory the entries of rows lie."""
+    """Places of the entries of rows in this process's memory."""
 
     first: int
     """Address of the lowest view."""
     size: int
-    """Bytes from there to the end of the highest view. What lies between the views is never read."""
+    """Bytes from there to the end of the highest view. The gaps between views are never read."""
     starts: Ids
     """int64 [rows]: bytes from `first` to a row's first entry."""
     lengths: Ids
     """int64 [rows]: entries of a row."""
     dtype: np.dtype
     held: Sequence[object]
-    """What must live as long as the addresses count."""
+    """Objects that keep the memory alive."""
 
 
 def places_of(views: Mapping[int, Variable], dtype: str, blocks: Ids, local: Ids) -> Places:
@@ -69,7 +66,7 @@ def places_of(views: Mapping[int, Variable], dtype: str, blocks: Ids, local: Ids
 
 
 def take_lists(places: Places) -> Packed:
-    """Copy the entries of rows together, in the order of the rows."""
+    """Copy the entries of rows into one array, in the order of the rows."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(places.lengths)])
     if not offsets[-1]:
         return Packed(torch.from_numpy(np.empty(0, places.dtype)), offsets)
@@ -81,33 +78,32 @@ def take_lists(places: Places) -> Packed:
     )
     flat = lists.flatten()
     values = np.frombuffer(flat.buffers()[1], places.dtype)[flat.offset : flat.offset + len(flat)]
-    # A single row comes as a view of the shard: the tensor must be the caller's own.
+    # pyarrow returns a single row as a view of the shard: the caller needs a copy.
     return Packed(torch.from_numpy(values if values.flags.writeable else values.copy()), offsets)
 
 
-class _Memory:
-    """A stretch of this process's memory, as numpy's array interface describes it."""
-
+class _ArrayInterface:
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)}
 
 
 def bytes_at(address: int, size: int) -> NDArray[np.uint8]:
-    """The bytes at an address, not copied: the caller keeps what lies there alive. ctypes would make a type for each size."""
-    return np.asarray(_Memory(address, size))
+    """View the bytes at an address; the caller keeps that memory alive. ctypes would create a type for each size."""
+    return np.asarray(_ArrayInterface(address, size))
 
 
 class ImageDecoder:
-    """Decodes images by as many threads as torch has for this process; Pillow lets others run meanwhile."""
+    """Decodes images in as many threads as torch has in this process; Pillow releases the GIL."""
 
-    def __init__(self) -> None:
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="penstock-decode"))
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="penstock-decode")
 
     def decode(self, info: ColumnInfo, places: Places, out: Tensor) -> None:
-        """Write decoded images to `out`, uint8 [rows, *info.shape].
+        """Decode images into `out`, uint8 [rows, *info.shape].
 
         Raises:
-            DataError: an image cannot be decoded, although it could when it was prepared.
+            DataError: an image cannot be decoded, although it was when it was prepared.
         """
         memory = bytes_at(places.first, places.size)
         height, width, channels = info.shape
@@ -125,4 +121,4 @@ class ImageDecoder:
             for row in range(len(pixels)):
                 work(row)
         else:
-            list(self._threads().map(work, range(len(pixels))))
+            list(self._threads.map(work, range(len(pixels))))

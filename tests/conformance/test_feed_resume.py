@@ -20,8 +20,7 @@ from torch import Tensor
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.memory import MemoryFeed
-from penstock.ingest.feed.stream import StreamFeed, streamed
+from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, streamed
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.spec import LengthSpec
@@ -68,7 +67,6 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "penstock.ingest.feed.cached.GROUP_BYTES", 3 * BATCH_ROWS * 34
     )  # an epoch takes several groups, of 3 batches and more
-    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # gathered ahead from the start
     place, mode, *rest = request.param.split("-")
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.
@@ -221,7 +219,7 @@ def test_what_augmentation_draws_follows_the_row_into_any_batch(case: Case) -> N
 def test_augmentation_that_loses_rows_is_refused(case: Case) -> None:
     feed = case.open()
     feed.augment_with(lambda columns, _: {name: column[1:] for name, column in columns.items()}, seed=0)
-    with pytest.raises(SpecError, match=r"augment made a tensor of shape \[63, 5\] of column 'x' in a batch of 64 rows"):
+    with pytest.raises(SpecError, match=r"augment returned a tensor of shape \[63, 5\] for column 'x' in a batch of 64 rows"):
         list(feed.batches(0))
 
 

@@ -75,18 +75,18 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         open_feed(dataset, "test", batch_rows=BATCH)
     with pytest.raises(SpecError, match="window_rows=1"):
         open_feed(dataset, batch_rows=BATCH, shuffle="windowed", window_rows=1)
-    with pytest.raises(SpecError, match="rank=1 with world_size=None"):
+    with pytest.raises(SpecError, match="rank=1 and world_size=None must be given together"):
         open_feed(dataset, batch_rows=BATCH, rank=1)
     with pytest.raises(SpecError, match="open_feed: no column 'pixels'; the dataset has"):
         open_feed(dataset, batch_rows=BATCH, columns=["pixels"])
     for wrong, words in (
-        ({"batch_rows": 0}, "open_feed: batch_rows=0 is no whole number of at least 1"),
-        ({"batch_rows": 2.5}, "open_feed: batch_rows=2.5 is no whole number"),
-        ({"batch_rows": "64"}, "open_feed: batch_rows='64' is no whole number"),
+        ({"batch_rows": 0}, "open_feed: batch_rows=0 must be a whole number of at least 1"),
+        ({"batch_rows": 2.5}, "open_feed: batch_rows=2.5 must be a whole number"),
+        ({"batch_rows": "64"}, "open_feed: batch_rows='64' must be a whole number"),
         ({"batch_rows": BATCH, "rank": 2, "world_size": 2}, "open_feed: rank=2 must be below world_size=2"),
-        ({"batch_rows": BATCH, "augment": 3}, "open_feed: augment=3 is no function"),
-        ({"batch_rows": BATCH, "columns": "x"}, "open_feed: columns='x' is no list of names"),
-        ({"batch_rows": BATCH, "columns": []}, r"open_feed: columns=\[\] is no list of names"),
+        ({"batch_rows": BATCH, "augment": 3}, "open_feed: augment=3 is not a function"),
+        ({"batch_rows": BATCH, "columns": "x"}, "open_feed: columns='x' is not a list of names"),
+        ({"batch_rows": BATCH, "columns": []}, r"open_feed: columns=\[\] is not a list of names"),
     ):
         with pytest.raises(SpecError, match=words):
             open_feed(dataset, **wrong)
@@ -242,19 +242,19 @@ def test_datasets_are_mixed_by_epochs_and_by_temperature(dataset: str, tmp_path:
     root = 10 / (10 + ROWS**0.5)
     assert shares == pytest.approx({1: 100 / (ROWS + 100), 2: root, float("inf"): 0.5}, abs=0.002)
     for wrong, words in (
-        ({"mix": "epochs"}, "mix='epochs' goes with a number"),
+        ({"mix": "epochs"}, "mix='epochs' needs a number"),
         ({"temperature": 0}, "temperature=0 must be above 0"),
-        ({"temperature": 1e-3}, "no mixture comes of"),
-        ({"mix": "epoch"}, "mix='epoch' is neither"),
-        ({"last": "Fill"}, "last='Fill' is none of keep, drop, fill"),
+        ({"temperature": 1e-3}, "cannot mix"),
+        ({"mix": "epoch"}, "mix='epoch' is not"),
+        ({"last": "Fill"}, "last='Fill' must be one of keep, drop, fill"),
     ):
         with pytest.raises(SpecError, match=words):
             open_feed([dataset, other], batch_rows=BATCH, **wrong)
-    with pytest.raises(SpecError, match="no mixture comes of"):
+    with pytest.raises(SpecError, match="cannot mix"):
         open_feed({dataset: float("inf"), other: 1}, batch_rows=BATCH, mix="epochs")
-    with pytest.raises(SpecError, match="epoch_rows=5, and mix='epochs' says itself"):
+    with pytest.raises(SpecError, match="epoch_rows=5 cannot be used with mix='epochs'"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH, mix="epochs", epoch_rows=5)
-    with pytest.raises(SpecError, match="temperature=2 goes with a list"):
+    with pytest.raises(SpecError, match="temperature=2 needs a list"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH, temperature=2)
 
 
@@ -285,7 +285,7 @@ def test_a_last_batch_that_is_the_only_one_is_filled_or_refused(dataset: str) ->
     few = open_feed(dataset, batch_rows=3000, last="fill", shuffle="none")
     (batch,) = few.batches(0)
     assert batch.row_ids.tolist() == [row % ROWS for row in range(3000)]
-    with pytest.raises(SpecError, match=f"{ROWS} rows hold no batch of 3000"):
+    with pytest.raises(SpecError, match=f"{ROWS} rows do not fill one batch of 3000"):
         open_feed(dataset, batch_rows=3000, last="drop")
 
 

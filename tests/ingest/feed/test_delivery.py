@@ -80,7 +80,7 @@ def test_the_place_is_that_of_the_batch_in_hand(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"as_float": {"nothing": (1, 0)}}, "names column 'nothing'; there are x, image, label, tokens, marks"),
+        ({"as_float": {"nothing": (1, 0)}}, "names column 'nothing'; the columns are x, image, label, tokens, marks"),
         ({"as_float": {"image": ([1, 2], 0)}}, r"'image' is \(\[1, 2\], 0\)"),
         ({"as_float": {"label": ([1, 2], 0)}}, "'label' is"),
         ({"as_float": {"image": 255}}, "'image' is 255"),

@@ -58,7 +58,7 @@ def test_rows_are_found_where_a_block_lies_after_it_was_opened_again() -> None:
     for _ in range(3):
         assert rows.take(np.array([29, 0, 15]))["v"].tolist() == [29, 0, 15]
         assert rows.take(np.array([1, 28, 11]))["v"].tolist() == [1, 28, 11]
-        rows.let_go(20)
+        rows.close_before(20)
         for old in opened:
             if old[0] < 20:
                 old[:] = -1

@@ -86,7 +86,7 @@ def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
         NodeCache(tmp_path / "cache").hold(remote, shard)
     assert not remote.exists(f"units/{shard.unit}/unit.json"), "the next run is to make its unit again"
     remote.write_bytes(shard.path, bytes(data[:-1]))
-    with pytest.raises(DataError, match="bytes where its manifest says"):
+    with pytest.raises(DataError, match="bytes; its manifest lists"):
         NodeCache(tmp_path / "cache").hold(remote, shard)
     remote.delete(shard.path)
     with pytest.raises(DataError, match="missing"):
@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_to_be_full(
 
 def test_a_cache_that_cannot_be_written_is_named(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the folder should be")
-    with pytest.raises(PreflightError, match=r"taken cannot take local:.*\.arrow: .*Not a directory"):
+    with pytest.raises(PreflightError, match=r"taken cannot store local:.*\.arrow: .*Not a directory"):
         NodeCache(tmp_path / "taken", 10**9).hold(remote, manifest.shards[0])
 
 
@@ -348,7 +348,7 @@ def test_validation_is_read_beside_a_train_split_that_fills_the_cache(
     held_out = write_dataset(beside, tmp_path / "validation", 40)  # the same rows in smaller shards: other files
     needed = sum(shard.size_bytes for shard in train.shards) + 6 * max(shard.size_bytes for shard in train.shards)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed - 1))
-    with pytest.raises(PreflightError, match="and some shards beside them"):
+    with pytest.raises(PreflightError, match="and some more shards"):
         open_cached_feed(remote, train, "train", batch_rows=10, order=order_of("global", 3))
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed))
     training = open_cached_feed(remote, train, "train", batch_rows=1, order=order_of("global", 3))

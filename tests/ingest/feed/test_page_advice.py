@@ -80,7 +80,7 @@ def test_a_rank_asks_for_the_pages_of_its_own_rows(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("penstock.ingest.feed.gather.RowGather._read_ahead", lambda self, ids: asked.extend(ids.tolist()))
+    monkeypatch.setattr("penstock.ingest.feed.gather.RowGather._prefetch_pages", lambda self, ids: asked.extend(ids.tolist()))
     order = make_order(ShuffleSpec(seed=3), ROWS)
     for rank in range(3):
         asked.clear()

@@ -1,69 +1,15 @@
-"""Reading ahead: who makes the items, in what order they come, and what is left when the reader stops."""
+"""Reading ahead: the order of items, and the end of the thread when the reader stops."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.ingest.feed.read_ahead import ahead
-
-
-def makers(monkeypatch: pytest.MonkeyPatch, takes_s: float, away_s: Callable[[int], float], count: int) -> list[str]:
-    """Which thread made each of `count` items that take `takes_s`, each followed by a pause of the consumer of `away_s`."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-
-    def items() -> Iterator[str]:
-        for _ in range(count):
-            clock[0] += takes_s
-            yield threading.current_thread().name
-
-    made = []
-    for number, item in enumerate(ahead(items(), 2, once_it_pays=True)):
-        made.append(item)
-        clock[0] += away_s(number)
-    return made
-
-
-def test_a_thread_reads_ahead_where_the_consumer_does_something_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, thread = threading.current_thread().name, "penstock-feed"
-    assert makers(monkeypatch, 0.002, lambda _: 0.0001, 1000) == [here] * 1000
-    assert makers(monkeypatch, 0.5, lambda _: 0.5, 5) == [here] + [thread] * 4
-    # Of 2 ms each, 1.65 could be saved: after the seventh more than 10 ms are lost.
-    mixed = makers(monkeypatch, 0.002, lambda _: 0.01, 20)
-    assert mixed.index(thread) == 7
-    assert mixed == [here] * 7 + [thread] * 13
-    # A consumer that is held up now and then is none that has something to do.
-    assert makers(monkeypatch, 0.002, lambda number: 0.05 if number % 5 == 0 else 0.0, 1000) == [here] * 1000
-    # Where making them takes long, also a little time is worth a thread.
-    assert makers(monkeypatch, 0.2, lambda _: 0.01, 4) == [here] * 2 + [thread] * 2
-    # Items that take no time are not worth a thread, whatever the consumer does.
-    assert makers(monkeypatch, 0.00005, lambda _: 1.0, 100) == [here] * 100
-
-
-@pytest.mark.parametrize("stop", ["close", "error"])
-def test_the_source_is_closed_by_who_reads_without_a_thread(stop: str) -> None:
-    closed = []
-
-    def items() -> Iterator[int]:
-        try:
-            yield from range(100)
-        finally:
-            closed.append(True)
-
-    source = items()
-    reading = ahead(source, 2, once_it_pays=True)
-    next(reading)
-    if stop == "close":
-        reading.close()
-    else:
-        with pytest.raises(KeyError):
-            reading.throw(KeyError("x"))
-    assert closed
 
 
 def test_an_error_while_reading_ahead_comes_after_the_items_before_it() -> None:
@@ -102,7 +48,8 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     assert len(made) <= 5
 
 
-def test_the_source_is_closed_when_the_reader_stops() -> None:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_source_is_closed_when_reader_stops(depth: int) -> None:
     closed = threading.Event()
 
     def items() -> Iterator[int]:
@@ -112,7 +59,7 @@ def test_the_source_is_closed_when_the_reader_stops() -> None:
         finally:
             closed.set()
 
-    reading = ahead(items(), 2)
+    reading = ahead(items(), depth)
     next(reading)
     reading.close()
     assert closed.is_set()

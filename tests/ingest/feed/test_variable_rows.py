@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pydantic import ValidationError
 from penstock.errors import DataError, SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
-from penstock.ingest.feed.lists import batch_rows_of, from_padded, padded_of
+from penstock.ingest.feed.lists import batch_rows_of
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.shuffle.order import make_order
@@ -181,7 +180,7 @@ def test_rows_are_not_sampled_by_a_column_of_lists(opened: Callable[..., CachedF
 
 def test_only_lists_can_be_gone_by(opened: Callable[..., CachedFeed]) -> None:
     for wrong in ({"by_length": {"column": "age"}}, {"by_length": {"column": "tokens"}, "columns": ["age"]}):
-        with pytest.raises(SpecError, match="is no column of lists"):
+        with pytest.raises(SpecError, match="is not a column of lists"):
             opened(**wrong)
 
 
@@ -207,11 +206,6 @@ def test_some_rows_of_a_batch_are_a_batch(opened: Callable[..., CachedFeed]) -> 
         assert lists.tolist() == [0, *np.cumsum(batch.row_ids[low:high] % 3).tolist()]
         assert len(part["marks"]) == lists[-1]
         assert part["id"].tolist() == batch.row_ids[low:high].tolist()
-    info = opened().schema["marks"]
-    padded = padded_of(info, batch.columns)
-    again = from_padded(info, padded["marks"], padded["marks_length"])
-    assert torch.equal(again["marks"], batch.columns["marks"])
-    assert torch.equal(again["marks_offsets"], batch.columns["marks_offsets"])
 
 
 def test_columns_that_are_only_named_like_lists_are_rows_like_others() -> None:
@@ -233,7 +227,7 @@ def test_augmentation_may_change_packed_lists_but_not_tear_them(opened: Callable
         lambda columns: {"marks": columns["marks"][1:]},
         lambda columns: {"marks_offsets": columns["marks_offsets"][1:]},
     ):
-        with pytest.raises(SpecError, match="augment broke a batch of 32 rows"):
+        with pytest.raises(SpecError, match="augment returned a wrong batch of 32 rows"):
             batches(broken)
 
 
@@ -275,19 +269,15 @@ def test_a_shard_with_lists_ends_where_its_bytes_do_and_says_the_same_however_ro
     assert digests[0] == digests[1]
 
 
-def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[..., CachedFeed], tmp_path: Path) -> None:
+def test_forked_process_is_refused(opened: Callable[..., CachedFeed], tmp_path: Path) -> None:
     feed = opened()
-    for batch in feed.batches(0):  # this process has its threads
-        check(batch)
+    next(feed.batches(0))
 
     def read_in_the_child() -> None:
         try:
-            for batch in feed.batches(1):
-                check(batch)
-            said = "read to the end"
-        except BaseException:
-            said = traceback.format_exc()
-        (tmp_path / "said").write_text(said)
+            next(feed.batches(1))
+        except SpecError as error:
+            (tmp_path / "said").write_text(str(error))
 
     child = multiprocessing.get_context("fork").Process(target=read_in_the_child)
     child.start()
@@ -295,8 +285,7 @@ def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[
     if child.is_alive():
         child.kill()
         child.join()
-    # Not its exit code: that is also of other libraries' threads, which a fork has not taken along.
-    assert (tmp_path / "said").read_text() == "read to the end"
+    assert "is read after a fork" in (tmp_path / "said").read_text()
 
 
 def test_bad_lists_and_images_are_named_by_their_row() -> None:
