@@ -1,4 +1,4 @@
-"""What is a cached dataset? The committed description of its shards, as small JSON that every later stage reads."""
+"""What describes a cached dataset? A small JSON manifest of its shards, which every later stage reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.ingest.schema import FeedSchema, Split
 __all__ = ["UNIT_RECORD", "DatasetManifest", "ShardInfo", "UnitInfo", "manifest_path", "unit_path"]
 
 UNIT_RECORD = "unit.json"
-"""Commits a unit, in its folder. Without it the unit's shards are not to be believed, and the pipeline makes them again."""
+"""Commits a unit, in its folder. Without it the unit's shards are not valid, and the pipeline makes them again."""
 
 
 class ShardInfo(Section):
@@ -30,7 +30,7 @@ class ShardInfo(Section):
 
 
 class UnitInfo(Section):
-    """One commit unit: the source files whose rows were prepared and committed together."""
+    """One commit unit: source files whose rows were prepared and committed together."""
 
     key: str
     files: tuple[str, ...]
@@ -40,7 +40,7 @@ class UnitInfo(Section):
 
 
 class DatasetManifest(Section):
-    """The committed description of a cached dataset; its presence is what makes the dataset exist."""
+    """The manifest of a cached dataset. The dataset exists once its manifest is written."""
 
     version: Literal[1] = 1
     key: str
@@ -48,17 +48,17 @@ class DatasetManifest(Section):
     feed_schema: FeedSchema
     rows: dict[Split, int]
     shards: tuple[ShardInfo, ...]
-    """In row order: the rows of a split are its shards' rows, one after the other."""
+    """In row order: the rows of a split are the rows of its shards, one after the other."""
     units: tuple[UnitInfo, ...]
     content_digest: str
-    """Digest over the shards' digests in order: the same rows prepared the same way give the same digest."""
+    """Digest over the shards' digests in order."""
     split_digests: dict[Split, str] = Field(default_factory=dict)
-    """The same of each split's own shards: what is trained on, and what is held out, change one without the other."""
+    """Digest over each split's shards."""
     extra: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def rows_left_out(self) -> str:
-        """How many rows were left out under `data.invalid` or by map_batches, and why; empty if none was."""
+        """Count of the rows left out under `data.invalid` or by map_batches, with reasons, as text; empty for none."""
         reasons: dict[str, int] = self.extra.get("dropped", {})
         if not reasons:
             return ""
@@ -66,19 +66,19 @@ class DatasetManifest(Section):
 
     @property
     def rows_quarantined(self) -> int:
-        """How many of these are listed one by one (penstock.ingest.materialize.quarantine)."""
+        """Count of the rows in the quarantine table (penstock.ingest.materialize.quarantine)."""
         return int(self.extra.get("quarantined", 0))
 
     def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
-        """The shards of one split, in row order."""
+        """List the shards of one split, in row order."""
         return tuple(shard for shard in self.shards if shard.split == split)
 
 
 def manifest_path(key: str) -> str:
-    """Where the manifest of a dataset is, relative to the storage root."""
+    """Return the path of a dataset's manifest, relative to the storage root."""
     return f"datasets/{key}/manifest.json"
 
 
 def unit_path(key: str, name: str = "") -> str:
-    """Where a unit's folder is, or a file of it, relative to the storage root."""
+    """Return the path of a unit's folder, or of a file in it, relative to the storage root."""
     return f"units/{key}/{name}".rstrip("/")

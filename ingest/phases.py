@@ -1,7 +1,7 @@
-"""Where does the time go while rows are prepared and read? Named places of the code, and a clock that adds up their seconds.
+"""How much time does each phase of preparing and reading rows take? A clock adds up seconds by phase.
 
-`penstock probe` runs a clock in each process that reads. Training runs none: a place then costs half a microsecond, and is
-entered once a shard, a table or a group of batches. Work of other threads counts only while the reader waits for it.
+`penstock probe` runs a clock in each process that reads. Training runs none: a phase then costs half a microsecond per shard,
+table or group of batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
 
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
-"""`fetch`: shards come from a remote store or another node; `read`: files and shards are opened and parsed; `decode`: images
-become pixels; `transform`: transforms; `gather`: rows are copied into a batch; `augment`: the recipe's own change of a
-batch; `copy`: the batch goes to the GPU; `tasks`: the reader waits for a stream while none of its tasks works."""
+"""`fetch`: get shards from a remote store or another node; `read`: open and parse files and shards; `decode`: decode images;
+`transform`: run transforms; `gather`: copy rows into a batch; `augment`: run the recipe's augmentation; `copy`: copy the batch
+to the GPU; `tasks`: wait for a stream while none of its tasks works."""
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
@@ -38,11 +38,11 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds by phase in one process. Of nested phases the innermost gets the time."""
+    """Seconds by phase in one process. The time of nested phases counts for the innermost."""
 
     def __init__(self) -> None:
         self.in_tasks = dict.fromkeys(PHASES, 0.0)
-        """Seconds that the tasks of a stream report."""
+        """Seconds reported by the tasks of a stream."""
         self.fetched_bytes = 0
         """Bytes of shards from a remote store."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -50,7 +50,7 @@ class PhaseClock:
         self._open = threading.local()
 
     def take(self) -> dict[Phase, float]:
-        """Return the seconds so far and start again from 0. Waits for tasks are given to the phases the tasks were in."""
+        """Return the seconds so far and restart from 0. Waits for tasks are divided over the phases of the tasks."""
         with self._lock:
             seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
             in_tasks, self.in_tasks = self.in_tasks, dict.fromkeys(PHASES, 0.0)
@@ -67,7 +67,7 @@ class PhaseClock:
         self._stack().append([name, time.perf_counter(), 0.0])
 
     def leave(self) -> None:
-        """End the phase that this thread began last."""
+        """End the last phase that this thread began."""
         stack = self._stack()
         name, began_s, inner_s = stack.pop()
         spent_s = time.perf_counter() - began_s
@@ -87,7 +87,7 @@ _running: PhaseClock | None = None
 
 @contextlib.contextmanager
 def counting() -> Iterator[PhaseClock]:
-    """Run a clock in this process for the block."""
+    """Run a clock in this process during the block."""
     global _running
     before, _running = _running, PhaseClock()
     try:
@@ -97,12 +97,12 @@ def counting() -> Iterator[PhaseClock]:
 
 
 def running_clock() -> PhaseClock | None:
-    """Return the clock that runs in this process."""
+    """Return the running clock of this process."""
     return _running
 
 
 class phase:
-    """Count the block's seconds under a name: `with phase("gather"):`."""
+    """Count the block's seconds for a phase: `with phase("gather"):`."""
 
     __slots__ = ("_clock", "_name")
 
@@ -119,7 +119,7 @@ class phase:
 
 
 def timed(name: Phase, items: Iterator[T]) -> Iterator[T]:
-    """Yield the same items; the time to make each counts under that name."""
+    """Yield the same items; the time to make each counts for that phase."""
     while True:
         with phase(name):
             item = next(items, _END)
@@ -132,7 +132,7 @@ _END = object()
 
 
 def count_fetched(num_bytes: int) -> None:
-    """Count bytes that came from a remote store into the node's cache, in any thread."""
+    """Count bytes fetched from a remote store into the node's cache, in any thread."""
     if _running is not None:
         _running.fetched_bytes += num_bytes
 
@@ -141,10 +141,10 @@ _KEY = b"penstock.seconds"
 
 
 def to_metadata(seconds: Mapping[Phase, float]) -> dict[bytes, bytes]:
-    """Return a task's seconds as metadata of the schema of a table that it made."""
+    """Encode a task's seconds as metadata of a table's schema."""
     return {_KEY: json.dumps(seconds).encode()}
 
 
 def from_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[Phase, float]:
-    """Return the seconds that `to_metadata` wrote; empty where it did not."""
+    """Decode the seconds that `to_metadata` encoded; empty without them."""
     return json.loads(metadata[_KEY]) if metadata and _KEY in metadata else {}  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """How is one function run over many items, on a Ray cluster or in this process?
 
-Both ways have one signature, so that what uses them does not know which it is: results come in the order they are done.
+Both have the same signature; results come in the order of completion.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class ParallelMap(Protocol):
 
 
 def local_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
-    """Run `fn` on one item after the other in this process: for samples and tests that are not worth starting Ray."""
+    """Run `fn` on one item after the other in this process: for samples and tests, without Ray."""
     yield from map(fn, items)
 
 
 def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
-    Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
-    worker dies is run again, three times. When a task has failed no more are handed to Ray, and those it has are waited for:
-    who tries again must not meet them. What an item prints is printed by this process once it is done.
+    Plain tasks, because Ray Data takes up to two seconds to begin, and no rows come back. A task whose worker dies is run
+    again, three times. After a failure no more tasks are submitted, and the running ones are awaited, so that they do not run
+    beside the next try. The output of an item is printed by this process once the item is done.
 
     Raises:
-        Exception: what `fn` raised, as it was raised; errors of Ray itself as `raising_ours` tells them.
+        Exception: the error of `fn`, as it was raised; errors of Ray itself as in `raising_ours`.
     """
     import ray
     from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
@@ -74,11 +74,7 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
             done, running = ray.wait(running)
             try:
                 result, printed = ray.get(done[0])
-            except (
-                RayTaskError,
-                WorkerCrashedError,
-                OutOfMemoryError,
-            ) as error:  # not of a Ray that is gone: nothing would end
+            except (RayTaskError, WorkerCrashedError, OutOfMemoryError) as error:  # without Ray, `wait` would not end
                 print_again(printed_before(error))
                 if running:
                     ray.wait(running, num_returns=len(running), fetch_local=False)
@@ -90,18 +86,18 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
 def ray_pool(
     make: Callable[[], Callable[[Item], Result]], items: Sequence[Item], *, processes: int, num_gpus: float = 0
 ) -> Iterator[Result]:
-    """Run what `make()` returns on every item, in processes that each make it once: a model takes longer to load than to use.
+    """Run the function that `make()` returns on every item, in processes that call `make` once (it may load a model).
 
-    Results come in the order they are done. A process that dies is started again, three times, with the item it had. One that
-    has nothing left to do ends, so that its CPU is there for one that is started again. When an item has failed no more are
-    handed out, and those in hand are waited for. What an item prints is printed by this process once it is done.
+    Results come in the order of completion. A process that dies is restarted with its item, three times. An idle process ends,
+    so that its CPU is free for a restarted one. After a failure no more items are submitted, and the running ones are awaited.
+    The output of an item is printed by this process once the item is done.
 
     Args:
-        processes: at most so many; each takes one CPU.
-        num_gpus: that each of them takes. Of none it sees none, where Ray would show it all of its node.
+        processes: most processes; each takes one CPU.
+        num_gpus: GPUs of each process. With 0 it sees no GPU (Ray would show it all GPUs of its node).
 
     Raises:
-        Exception: what was raised there, as it was raised; errors of Ray itself as `raising_ours` tells them.
+        Exception: the error of a process, as it was raised; errors of Ray itself as in `raising_ours`.
     """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -109,7 +105,7 @@ def ray_pool(
     worker = _worker().options(num_cpus=1, num_gpus=num_gpus, max_restarts=3, max_task_retries=3, scheduling_strategy="SPREAD")
     waiting, running = iter(items), dict[Any, Any]()
     with raising_ours():
-        shared = ray.put(make)  # not an argument of the constructor, which Ray could lose before it starts a process again
+        shared = ray.put(make)  # not an argument of the constructor, which Ray could lose before a restart
         for item in itertools.islice(waiting, processes):
             actor = worker.remote()
             running[actor.call.remote(shared, item)] = actor
@@ -138,17 +134,17 @@ def ray_streams(
     at_once: int | None = None,
     ahead: int | None = None,
 ) -> Iterator[Iterator[Any]]:
-    """Run the generator function `fn` as Ray tasks, one per item, and give each one's object references, in the items' order.
+    """Run the generator function `fn` as Ray tasks, one per item, and yield each one's object references, in the items' order.
 
-    A task whose worker dies is run again, three times, and goes on behind what was read of it: `fn` must give equal results
-    every time. Where reading stops, no more tasks are handed to Ray; those it has run to their end without waiting for a
-    reader, or to the end of this process.
+    A task whose worker dies is run again, three times, and continues after its consumed results: `fn` must yield equal results
+    every time. If reading stops, no more tasks are submitted; the submitted ones run to their end without waiting for a reader,
+    or to the end of this process.
 
     Args:
-        num_cpus: CPUs one task asks for, and holds while it waits for its reader.
-        at_once: how many are handed to Ray at a time; None for twice as many as the cluster has CPUs for.
-        ahead: how many results a task makes before it waits for its reader; None for all. Needs `at_once`, with CPUs for
-            all of them: a task that is run again would wait for one that waits for its reader.
+        num_cpus: CPUs that one task requests, and holds while it waits for its reader.
+        at_once: most submitted tasks; None for twice as many as the cluster has CPUs for.
+        ahead: results that a task makes before it waits for its reader; None for all. Needs `at_once`, with CPUs for all of
+            these tasks: otherwise a restarted task could wait for a task that waits for its reader.
     """
     import ray
 
@@ -166,7 +162,7 @@ def ray_streams(
 
 @functools.cache
 def _task() -> Any:
-    """One for every function: Ray keeps what is decorated until the job ends."""
+    """Return one remote function for all calls: Ray keeps each decorated function until the job ends."""
     import ray
 
     @ray.remote
@@ -205,22 +201,22 @@ def _stream() -> Any:
     @ray.remote(num_returns="streaming")
     def call(fn: Callable[[Any], Iterator[Any]], item: Any) -> Iterator[Any]:
         with hiding_secrets():
-            for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
+            for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator accepts
                 yield result
 
     return call
 
 
 def _room(running: Sized, limit: int) -> int:
-    """How many more tasks may be handed over: none where the cluster has shrunk."""
+    """Return how many more tasks may be submitted: 0 if the cluster has shrunk."""
     return max(0, limit - len(running))
 
 
 def _in_flight(num_cpus: float) -> int:
-    """How many tasks are handed to Ray at a time: those that run, and as many more, whom an autoscaler sees waiting.
+    """Return the most submitted tasks: twice the running ones, so that an autoscaler sees tasks that wait.
 
-    Not all, for there is no taking them back. `ray.cancel` of a task that ends at that moment aborts the process that began it
-    (Ray 2.60, "Tried to complete task that was not pending"), and tasks over broken files end at one moment.
+    Not all tasks, because they cannot be taken back: `ray.cancel` of a task that ends at the same moment aborts the submitting
+    process (Ray 2.60, "Tried to complete task that was not pending").
     """
     import ray
 
@@ -228,16 +224,13 @@ def _in_flight(num_cpus: float) -> int:
 
 
 def cluster_cpus() -> int:
-    """CPUs of the cluster; 1 where Ray was not initialised."""
+    """Return the CPUs of the cluster; 1 if Ray is not initialised."""
     ray = sys.modules.get("ray")
     return max(1, int(ray.cluster_resources().get("CPU", 1))) if ray is not None and ray.is_initialized() else 1
 
 
 def import_ahead() -> None:
-    """Let one of Ray's processes import what prepares rows, and come to wait for `ray_map` with it. Returns at once.
-
-    A first task begins 0.7 s sooner; the imports run beside whatever the driver does meanwhile, at Ray's lower priority.
-    """
+    """Start the imports for preparing rows in one of Ray's processes, so that the first task begins 0.7 s sooner."""
     import ray
 
     @ray.remote(num_cpus=1, max_retries=0)
@@ -250,7 +243,7 @@ def import_ahead() -> None:
 
 @contextlib.contextmanager
 def raising_the_original() -> Iterator[None]:
-    """Raise what penstock or a file raised in a worker, instead of Ray's wrapping of it; Ray's remains as the cause."""
+    """Raise a worker's PenstockError or OSError instead of Ray's wrapper, which becomes its cause."""
     from ray.exceptions import RayTaskError
 
     try:
@@ -266,13 +259,13 @@ def raising_the_original() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising_ours() -> Iterator[None]:
-    """As `raising_the_original`; besides, what Ray itself raises becomes an error that says what to do. For the driver.
+    """Do as `raising_the_original`, and convert Ray's own errors to errors with a next step. For the driver.
 
-    In a training worker Ray's own errors stay: Ray Train starts the worker again.
+    In a training worker Ray's own errors must stay: Ray Train restarts the worker.
 
     Raises:
-        PreflightError: a process died more often than Ray starts it again.
-        ServiceError: Ray lost the work, which another try may mend.
+        PreflightError: a process died more often than Ray restarts it.
+        ServiceError: Ray lost the work, and another try may succeed.
     """
     from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 
@@ -285,11 +278,10 @@ def raising_ours() -> Iterator[None]:
         raise PreflightError(
             "a process on the cluster died each time it was started: it crashed, or was killed (by hand, or for its memory): "
             f"{first_line(error)}",
-            next_step="look at the memory of the nodes and at the code that runs there; the same command goes on with what is "
-            "done",
+            next_step="check the memory of the nodes and the code that runs there; the same command continues",
         ) from error
     except RayError as error:
         raise ServiceError(
-            f"Ray lost what was under way: {type(error).__name__}: {first_line(error)}",
-            next_step="look at the nodes of the cluster; the same command goes on with what is done",
+            f"Ray lost the running work: {type(error).__name__}: {first_line(error)}",
+            next_step="check the nodes of the cluster; the same command continues",
         ) from error

@@ -14,7 +14,7 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 METRICS_OF: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
-"""What stands before the names of a split's metrics: `val/accuracy`."""
+"""Prefix of the names of a split's metrics: `val/accuracy`."""
 
 
 class ColumnInfo(Section):
@@ -22,19 +22,19 @@ class ColumnInfo(Section):
 
     name: str
     dtype: str
-    """numpy name: float32, uint8, int64, ... Booleans are kept as uint8."""
+    """numpy name: float32, uint8, int64, ... Booleans are stored as uint8."""
     shape: tuple[int, ...] = ()
-    """Shape of one row's value; () for a scalar, and for a list of a length of its own in each row."""
+    """Shape of one row's value; () for a scalar, and for lists of unequal length."""
     ragged: Literal["padded", "packed"] | None = None
     """None: every row has `shape`. Otherwise rows are lists, and a batch of them is two tensors. `padded`: `name` [rows,
     longest] and `name_length`, int64 [rows]; `packed`: `name` [entries of all rows] and `name_offsets`, int64 [rows + 1]."""
     pad_value: float = 0.0
-    """What fills a padded batch behind a row's entries."""
+    """Fills a padded batch after a row's entries."""
     encoded: bool = False
     """Whether shards hold image files, which the feed decodes to `shape`."""
 
     def __str__(self) -> str:
-        """Name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
+        """Format name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
         return f"{self.name}: {self.type_text}"
 
     @property
@@ -45,26 +45,26 @@ class ColumnInfo(Section):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Shape of a batch's tensor, -1 for what differs between batches."""
+        """Shape of a batch's tensor, -1 for dimensions that differ between batches."""
         if self.ragged is None:
             return (-1, *self.shape)
         return (-1,) if self.ragged == "packed" else (-1, -1)
 
     @property
     def companion(self) -> str | None:
-        """Name of the second tensor of a column of lists: lengths where padded, offsets where packed."""
+        """Name of the second tensor of a column of lists: lengths if padded, offsets if packed."""
         return None if self.ragged is None else f"{self.name}_{'length' if self.ragged == 'padded' else 'offsets'}"
 
 
 class FeedSchema(Section):
-    """What a recipe's `build_model(schema)` sees: the columns of a batch, without the leading row dimension."""
+    """The argument of a recipe's `build_model(schema)`: the columns of a batch, without the leading row dimension."""
 
     columns: tuple[ColumnInfo, ...]
     label: str | None = None
     num_classes: int | None = None
     """Number of classes if the label is an integer class index, else None."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes in index order, where they are known."""
+    """Names of the classes in index order, if known."""
 
     def __getitem__(self, name: str) -> ColumnInfo:
         for column in self.columns:
@@ -74,10 +74,10 @@ class FeedSchema(Section):
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """Names of the columns of lists that batches hold packed."""
+        """Names of the columns of packed lists."""
         return tuple(column.name for column in self.columns if column.ragged == "packed")
 
     @property
     def features(self) -> tuple[ColumnInfo, ...]:
-        """Every column but the label."""
+        """All columns but the label."""
         return tuple(column for column in self.columns if column.name != self.label)

@@ -1,4 +1,4 @@
-"""How does each verb of the command work?
+"""What does each verb of the command do? One file or folder for each.
 
-Public: a module named like its verb, and `which_run` (find a run by its name).
+Public: a module named like its verb, and `which_run` (which run a person means).
 """

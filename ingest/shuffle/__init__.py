@@ -1,6 +1,5 @@
 """In which order does training see the rows?
 
-Words: an *order* is arithmetic on (seed, epoch, number of rows); a *window* is what `windowed` shuffles within; a *pool* is
-the rows that are sorted by length together; a *draw* is a row that sampling takes. Public: `order`, `sampling`,
-`length_pools`.
+An *order* is computed from (seed, epoch, number of rows); `windowed` shuffles within a *window*; the rows of a *pool* are
+sorted by length together; sampling takes a row with each *draw*. Public: `order`, `sampling`, `length_pools`.
 """

@@ -1,7 +1,7 @@
-"""Which rows make a step where rows differ in length? Those of like length, or as many as have so many entries together.
+"""Which rows make a step if they differ in length? Rows of like length, or rows with a given number of entries together.
 
-The positions of an epoch are cut into pools of `pool_batches * batch_rows`. The rows of a pool are put into steps and the steps
-dealt in random order: arithmetic on the order, the rows' lengths and nothing else, so that a position says everything, on any
+The positions of an epoch are cut into pools of `pool_batches * batch_rows`. The rows of a pool are put into steps, and the
+steps into random order. Both follow from the order and the rows' lengths alone, so that a position is the whole state, on any
 number of ranks.
 """
 
@@ -25,28 +25,28 @@ __all__ = ["Pools", "find_column"]
 
 Ids = NDArray[np.int64]
 
-_POOL = 4  # what the permutation is for; part of its key, beside those of ingest/shuffle/order.py
+_POOL = 4  # purpose of the permutation, part of its key; ingest/shuffle/order.py has the others
 
 
 class _Pool(NamedTuple):
     """The steps of one pool."""
 
     ids: Ids
-    """Row ids in the order they are read."""
+    """Row ids in reading order."""
     ends: Ids
-    """Where each step ends, counted from the pool's begin."""
+    """End of each step, counted from the pool's begin."""
 
 
 class Pools:
     """The steps of every epoch. Pool n holds the positions from `n * pool_rows` on.
 
     Args:
-        spec: how rows are put together.
-        column: the lists it goes by. Where batches are padded, a row costs as much as the longest of its step.
+        spec: the section `shuffle.by_length`.
+        column: of lists. In padded batches a row costs as much as the longest row of its step.
         seed: of the order.
         epoch_rows: positions of an epoch.
         batch_rows: most rows of a step.
-        ids_at: (epoch, positions) -> row ids, before they are put into steps.
+        ids_at: (epoch, positions) -> row ids, before rows are put into steps.
         lengths: row ids -> entries of these rows.
     """
 
@@ -64,11 +64,11 @@ class Pools:
         self._most = spec.batch_entries
         self._seed, self._epoch_rows, self._batch_rows = seed, epoch_rows, batch_rows
         self.pool_rows = spec.pool_batches * batch_rows
-        self._drawn, self._lengths = ids_at, lengths
+        self._unpooled_ids_at, self._lengths = ids_at, lengths
         self._pool = functools.lru_cache(maxsize=2)(self._make)
 
     def steps(self, epoch: int, start: int) -> Iterator[tuple[int, int]]:
-        """(first position, position after the last) of each step of an epoch, from position `start` on."""
+        """Yield (first position, position after the last) of each step of an epoch, from position `start` on."""
         for number in range(start // self.pool_rows, -(-self._epoch_rows // self.pool_rows)):
             first = number * self.pool_rows
             for end in (first + self._pool(epoch, number).ends).tolist():
@@ -77,7 +77,7 @@ class Pools:
                     start = end
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
-        """Row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,)."""
+        """Return row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,)."""
         numbers = positions // self.pool_rows
         edges = np.flatnonzero(np.diff(numbers)) + 1
         parts = [
@@ -89,18 +89,18 @@ class Pools:
 
     def _make(self, epoch: int, number: int) -> _Pool:
         first = number * self.pool_rows
-        ids = self._drawn(epoch, np.arange(first, min(first + self.pool_rows, self._epoch_rows)))
+        ids = self._unpooled_ids_at(epoch, np.arange(first, min(first + self.pool_rows, self._epoch_rows)))
         lengths = self._lengths(ids)
-        # Packed rows cost what they hold, so only padded ones gain from neighbours of like length.
+        # Only padded rows gain from neighbours of like length.
         by_length = np.argsort(lengths, kind="stable") if self._padded else np.arange(len(ids))
         steps = np.split(by_length, self._cut(lengths[by_length]))
-        dealt = Permutation(len(steps), hash_words(self._seed, epoch, _POOL, number))(np.arange(len(steps))).tolist()
-        # Inside a step rows come as they were drawn: the parts of all ranks are alike.
-        rows = [np.sort(steps[step]) for step in dealt]
+        shuffled = Permutation(len(steps), hash_words(self._seed, epoch, _POOL, number))(np.arange(len(steps))).tolist()
+        # Inside a step rows keep their order, so that no rank gets all the long ones.
+        rows = [np.sort(steps[step]) for step in shuffled]
         return _Pool(ids[np.concatenate(rows)], np.cumsum([len(part) for part in rows]))
 
     def _cut(self, lengths: Ids) -> list[int]:
-        """Where the steps after the first one begin."""
+        """Return the begins of all steps but the first."""
         count, most = len(lengths), self._most
         if most is None:
             return list(range(self._batch_rows, count, self._batch_rows))
@@ -118,12 +118,12 @@ class Pools:
 
 
 def find_column(spec: LengthSpec, columns: Sequence[ColumnInfo]) -> ColumnInfo:
-    """The column of lists that `spec` names. Raises SpecError where `columns`, those that are read, hold no such one."""
+    """Find the column of lists that `spec` names. Raises SpecError if it is not among `columns`, which are read."""
     found = next((column for column in columns if column.name == spec.column and column.ragged is not None), None)
     if found is None:
         raise SpecError(
-            f"shuffle.by_length: column {spec.column!r} is no column of lists",
+            f"shuffle.by_length: {spec.column!r} is not a column of lists",
             problems=[f"columns: {', '.join(map(str, columns))}"],
-            next_step="name one that `ragged` has made, and that is read",
+            next_step="name a column that the transform `ragged` makes and that is read",
         )
     return found

@@ -1,8 +1,8 @@
-"""How well does a windowed order mix, beside a full shuffle?
+"""How well does a windowed order mix, compared with a full shuffle?
 
-The worst case counts: rows stored so that neighbours are alike (sorted by label, by day, by source). A batch then says as much
-about the whole split as some smaller number of rows drawn from everywhere. That number follows from the probability that two
-rows of a batch come out of one run of stored rows.
+In the worst case neighbouring rows are alike (sorted by label, by day, by source). A batch then represents the split only as
+well as some smaller number of rows drawn from the whole split, which follows from the probability that two rows of a batch come
+from one run of stored rows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["mixes_like", "window_runs"]
 
 
 def window_runs(shuffle: ShuffleSpec, order: Order | None, *, streamed: bool) -> float:
-    """How many runs of neighbouring rows, from all over the split, lie in one window of `windowed`.
+    """Return the number of runs of neighbouring rows in one window of `windowed`.
 
     Args:
-        order: of the split if it is known: windows of whole shards depend on the shards, of which there may be few.
-        streamed: a window is what comes next in a stream (`materialize.cache: none`).
+        order: of the split if known: windows of whole shards depend on the number of shards.
+        streamed: a window is the next rows of a stream (`materialize.cache: none`).
     """
     if streamed:
         return 1.0
@@ -30,7 +30,7 @@ def window_runs(shuffle: ShuffleSpec, order: Order | None, *, streamed: bool) ->
 
 
 def mixes_like(batch_rows: int, runs: float, window_rows: float, rows: float = float("inf")) -> float:
-    """As how many rows drawn from the whole split a batch of a window counts, if neighbours are alike: 1 to `batch_rows`.
+    """Return how many rows drawn from the whole split equal a batch of a window, if neighbours are alike: 1 to `batch_rows`.
 
     Args:
         runs: of neighbouring rows in a window.
@@ -43,6 +43,6 @@ def mixes_like(batch_rows: int, runs: float, window_rows: float, rows: float = f
     runs, window_rows = runs * windows, window_rows * windows
     run_rows = window_rows / runs
     together = (run_rows - 1) / max(1.0, window_rows - 1)
-    # Rows of one run deviate alike from the split's mean, and those of different runs a little against each other.
+    # Rows of one run deviate alike from the split's mean, and rows of different runs slightly in opposite directions.
     correlation = together - (1 - together) / max(1.0, rows / run_rows - 1)
     return 1 / (1 / batch_rows + (1 - 1 / batch_rows) * max(0.0, correlation))

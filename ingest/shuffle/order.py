@@ -1,11 +1,9 @@
-"""In which order does training see the rows? In one that is arithmetic on (seed, epoch, number of rows).
+"""In which order does training see the rows? In an order computed from (seed, epoch, number of rows).
 
-It depends on nothing else, unless rows are drawn in other shares than they are stored in (ingest/shuffle/sampling.py).
-
-The order knows neither ranks nor batches: rank r of W takes its share of each global batch, so another world size sees the
-same rows in the same order. There is no state to save but the position. A fingerprint over the parameters and over ids really
-generated is kept with checkpoints: a changed generator is noticed before it can repeat or skip rows.
-Source: google/grain, where the sample order is a function of the index (own code).
+Only samples and mixtures (ingest/shuffle/sampling.py) depend on more. The order is independent of ranks and batches: each rank
+takes its share of a global batch, so that any world size sees the same rows in the same order, and the position is the only
+state. Checkpoints keep a fingerprint of the parameters and of some generated ids, so that a changed generator is found before
+it repeats or skips rows. Source: google/grain, where the sample order is a function of the index (own code).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Ids = NDArray[np.int64]
 GROUPS_PER_WINDOW = 32
 """Runs of consecutive rows, from all over the split, in one window: enough to mix, few enough to read in long runs."""
 
-_GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # what a permutation is for; part of its key
+_GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # purpose of a permutation, part of its key
 
 _PROBE_EPOCHS = (0, 1, 1000)
 
@@ -51,20 +49,20 @@ class Order(Section):
     """Taken modulo 2**64."""
     rows: NonNegativeInt
     window_rows: NonNegativeInt = 0
-    """About how many rows one window of `windowed` holds: rounded down to whole groups, or up to whole shards."""
+    """About the rows of one window of `windowed`: rounded down to whole groups, or up to whole shards."""
     shards: tuple[PositiveInt, ...] = ()
-    """Rows of each shard, in row order, where windows are made of whole shards."""
+    """Rows of each shard, in row order, for windows of whole shards."""
     sample: SampleSpec | None = None
-    """Draw rows by a column instead; then ids follow from that column's values too (`sampling.make_draws`)."""
+    """Draw rows by a column; ids then also depend on its values (`sampling.make_draws`)."""
     mixture: Mixture | None = None
-    """Draw from the sources that the split's rows come from (`penstock.ingest.shuffle.sampling.mixed_draws`)."""
+    """Draw rows from several datasets (`sampling.mixed_draws`)."""
     by_length: LengthSpec | None = None
-    """Put the rows into steps by their length; then their order inside a pool follows from that too (`ingest.by_length`)."""
+    """Put rows into steps by length; their order then also depends on the lengths (`length_pools.Pools`)."""
 
     @model_validator(mode="after")
     def _shards_hold_the_rows(self) -> Order:
         if self.shards and sum(self.shards) != self.rows:
-            raise ValueError(f"shards of {sum(self.shards)} rows in all are no split of {self.rows} rows")
+            raise ValueError(f"the shards have {sum(self.shards)} rows, the split {self.rows}")
         return self
 
     @property
@@ -74,13 +72,13 @@ class Order(Section):
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch: the rows of the split, unless a sample or a mixture says otherwise."""
+        """Positions of an epoch: the rows of the split, unless a sample or a mixture sets another number."""
         drawn = self.sample or self.mixture
         return (drawn.rows if drawn is not None else None) or self.rows
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the parameters and of ids really generated at the start, middle and end of three epochs."""
+        """Digest of the parameters and of generated ids at the start, middle and end of three epochs."""
         return _fingerprint(self)
 
     @property
@@ -89,15 +87,15 @@ class Order(Section):
         return max(1, self.window_rows // GROUPS_PER_WINDOW)
 
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """Row ids at positions [start, stop) of an epoch: int64, shape (stop - start,), each in [0, rows).
+        """Return row ids at positions [start, stop) of an epoch: int64, shape (stop - start,), each in [0, rows).
 
-        About 10 ns per id in long ranges; ask for some thousand at a time.
+        Takes about 10 ns per id in ranges of some thousand.
 
         Raises:
-            ValueError: a negative epoch, positions outside [0, rows], or rows that are drawn, which `Draws` finds.
+            ValueError: a negative epoch, positions outside [0, rows], or a sample or mixture (use `Draws`).
         """
         if self.is_drawn:
-            raise ValueError("rows are drawn: their ids come from penstock.ingest.shuffle.sampling")
+            raise ValueError("rows are drawn: use penstock.ingest.shuffle.sampling to compute ids")
         if epoch < 0 or not 0 <= start <= stop <= self.rows:
             raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
         if start == stop or self.mode == "none":
@@ -107,7 +105,7 @@ class Order(Section):
         return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
-        """Row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,). With `global` only they are computed.
+        """Return row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,). Only `global` computes no others.
 
         Raises:
             ValueError: a negative epoch, or positions outside [0, rows).
@@ -126,7 +124,7 @@ class Order(Section):
         return self.ids(epoch, start, stop)[positions - start]
 
     def _shard_ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """Shards are dealt in a new order each epoch and cut into windows; rows are permuted inside each window."""
+        """Shuffle the shards each epoch, cut them into windows, and permute the rows inside each window."""
         dealt = _dealt_shards(self, epoch)
         parts = []
         first_window, last_window = np.searchsorted(dealt.window_ends, [start, stop - 1], side="right").tolist()
@@ -142,10 +140,10 @@ class Order(Section):
         return np.concatenate(parts)
 
     def _windowed_ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """Groups are dealt into windows in a new order each epoch, and rows are permuted inside each window."""
+        """Shuffle the groups into windows each epoch, and permute the rows inside each window."""
         num_groups = -(-self.rows // self.group_rows)
         deal = _permutation(num_groups, self.seed, epoch, _GROUPS, 0)
-        missing = num_groups * self.group_rows - self.rows  # the split's last group is shorter by so many rows
+        missing = num_groups * self.group_rows - self.rows  # rows that the split's last group is shorter by
         short_at = int(deal.inverse(np.array([num_groups - 1], np.int64))[0])
         per_window = max(1, self.window_rows // self.group_rows)
         full_window = per_window * self.group_rows
@@ -175,14 +173,14 @@ class _Dealt(NamedTuple):
     """The shards of a split in the order of one epoch."""
 
     ends: Ids
-    """Position in the epoch at which each dealt shard ends."""
+    """Position in the epoch at which each shard ends."""
     shift: Ids
-    """What leads from a position inside a dealt shard, before the window is shuffled, to the row's id."""
+    """Difference of a row's id and its position before the window is shuffled, by shard."""
     window_ends: Ids
     """Position at which each window ends."""
 
     def shards_in(self, window: int) -> tuple[int, int]:
-        """Range of the dealt shards of a window."""
+        """Return the range of the shards of a window."""
         first = int(np.searchsorted(self.ends, self.window_ends[window - 1])) + 1 if window else 0
         return first, int(np.searchsorted(self.ends, self.window_ends[window])) + 1
 
@@ -194,7 +192,7 @@ def _dealt_shards(order: Order, epoch: int) -> _Dealt:
     ends = np.cumsum(sizes[deal])
     starts_of_ids = np.cumsum(sizes) - sizes
     shift = starts_of_ids[deal] - (ends - sizes[deal])
-    # A window is full with the shard that brings it to `window_rows`; what is left at the end is a window too.
+    # A window ends with the shard that fills `window_rows`; the rest at the end is a window, too.
     window_ends, taken = [], 0
     for end in ends.tolist():
         if end - taken >= order.window_rows or end == order.rows:
@@ -204,7 +202,7 @@ def _dealt_shards(order: Order, epoch: int) -> _Dealt:
 
 
 def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> Order:
-    """The order that a `shuffle` section asks for, over a split of `rows` rows. Fields without effect are left at 0.
+    """Make the order of a `shuffle` section over a split of `rows` rows. Fields without effect stay 0.
 
     Args:
         shards: rows of each shard of the split, in row order; needed for windows of whole shards.
@@ -245,7 +243,7 @@ def _fingerprint(order: Order) -> str:
 
 
 def _pooled_ids(spec: LengthSpec, seed: int, epoch: int) -> Iterator[Ids]:
-    """Ids that both kinds of pools really generate, of rows with known lengths."""
+    """Generate ids with both kinds of pools for rows with known lengths."""
     small = spec.model_copy(update={"pool_batches": 4, "batch_entries": 20})
     for ragged in ("padded", "packed"):
         column = ColumnInfo(name=spec.column, dtype="int64", ragged=ragged)

@@ -1,14 +1,14 @@
 """How are the numbers 0 .. n-1 put into a random-looking order without storing it?
 
 A Feistel network over pairs (left, right) with left in [0, a), right in [0, b) and a*b just above n: every round adds to one
-half a value looked up by the other half, which can always be undone, so the whole is a bijection of [0, a*b). The few results
-that fall on n or above are sent through again ("cycle walking") until they fall below. The tables hold about sqrt(n) hashed
-values, so they stay in the processor's cache: an id costs about 10 ns, and any position is found without those before.
+half a value looked up by the other half, which can be undone, so that the whole is a bijection of [0, a*b). Results of n or
+above are sent through again ("cycle walking") until they fall below. The tables hold about sqrt(n) hashed values, so they stay
+in the processor's cache: an id takes about 10 ns, and any position is computed without those before.
 
-Short orders are kept whole instead, sorted by a hashed value per number: below some hundred numbers a network reaches some
-orders twice as often as others, and for 9, 25 or 49 numbers the even ones alone.
+Short orders are stored whole, sorted by a hashed value per number: below some hundred numbers a network reaches some orders
+twice as often as others, and for 9, 25 or 49 numbers only the even ones.
 
-All of it is integer arithmetic of our own (ingest/splitmix.py): no library's generator can change the order under a run.
+All of it is own integer arithmetic (ingest/splitmix.py): no library's generator can change the order during a run.
 Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
 """
 
@@ -29,22 +29,22 @@ Ids = NDArray[np.int64]
 Half = NDArray[np.uint32]
 
 ROUNDS = 8
-"""Four per half. Fewer show in the tests of tests/ingest/shuffle/test_order.py; more change nothing there."""
+"""Four per half. Fewer fail the tests of tests/ingest/shuffle/test_order.py; more change nothing there."""
 
 SMALL = 512
-"""Up to so many numbers the order is stored: 4 kB at most, made in some 20 us."""
+"""Most numbers of a stored order: 4 kB, made in some 20 us."""
 
 _CHUNK = 1 << 14
-"""Ids worked on at once, so that all intermediate arrays stay in the processor's cache."""
+"""Ids computed at once, so that all intermediate arrays stay in the processor's cache."""
 
 
 def _hashed(key: int, size: int) -> NDArray[np.uint64]:
-    """`size` hashed values: splitmix64 at counters 1 .. size."""
+    """Return `size` hashed values: splitmix64 at counters 1 .. size."""
     return mix_words(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
 
 
 def _table(key: int, size: int, below: int) -> Half:
-    """`size` hashed values in [0, below): the upper 32 bits, reduced by multiplication."""
+    """Return `size` hashed values in [0, below): the upper 32 bits, reduced by multiplication."""
     value = _hashed(key, size)
     return (((value >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.uint32)
 
@@ -74,11 +74,11 @@ class Permutation:
         self._tables = [_table(hash_words(key, number), *halves[number % 2]) for number in range(ROUNDS)]
 
     def __call__(self, positions: Ids) -> Ids:
-        """The numbers at `positions` (int64 in [0, size)), as int64 of the same shape (n,)."""
+        """Return the numbers at `positions` (int64 in [0, size)), as int64 of the same shape (n,)."""
         return self._in_chunks(positions, inverse=False)
 
     def inverse(self, numbers: Ids) -> Ids:
-        """The positions at which `numbers` (int64 in [0, size)) come, as int64 of the same shape (n,)."""
+        """Return the positions of `numbers` (int64 in [0, size)), as int64 of the same shape (n,)."""
         return self._in_chunks(numbers, inverse=True)
 
     def _in_chunks(self, values: Ids, *, inverse: bool) -> Ids:

@@ -1,8 +1,8 @@
-"""What does chance decide for a row? Numbers that follow from (seed, epoch, row) alone.
+"""Which random numbers does the augmentation of a row get? Numbers that follow from (seed, epoch, row) alone.
 
-Whatever batch, rank or attempt a row is read in, it draws the same numbers: an augmentation made of them is the same after a
-resume and on another number of workers. Nothing is kept between batches, so there is nothing to save.
-Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, for numbers that are a function of a counter.
+A row draws the same numbers in any batch, rank or attempt, so that its augmentation is the same after a resume and on another
+number of workers. The generator has no state to save.
+Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, for numbers as a function of a counter.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 __all__ = ["RowGenerator"]
 
 
-_AUGMENT = 4  # what the numbers are for; the keys of permutations have more words
+_AUGMENT = 4  # purpose of the numbers, part of their key; the keys of permutations have more words
 
 _CHUNK = 1 << 14
-"""Numbers made at once, so that they stay in the processor's cache."""
+"""Numbers computed at once, so that they stay in the processor's cache."""
 
 
 class RowGenerator:
-    """Draws random numbers for the rows of one batch, each row its own; methods are named as in `numpy.random.Generator`.
+    """Draws own random numbers for each row of a batch; methods are named as in `numpy.random.Generator`.
 
     Args:
         seed: of the run.
-        epoch: rows draw anew in each.
-        row_ids: int64 [rows], what tells the rows of an epoch apart: their numbers in the split, or their positions in an epoch
-            that holds a row more than once.
+        epoch: each has other numbers.
+        row_ids: int64 [rows], distinct within an epoch: numbers in the split, or positions in an epoch that repeats rows.
     """
 
     def __init__(self, seed: int, epoch: int, row_ids: NDArray[np.int64]) -> None:
@@ -48,22 +47,22 @@ class RowGenerator:
         return len(self._keys)
 
     def random(self, *size: int) -> Tensor:
-        """Uniform numbers in [0, 1): float32 [rows, *size], on the CPU."""
+        """Draw uniform numbers in [0, 1): float32 [rows, *size], on the CPU."""
         out = np.empty((len(self._keys), *size), np.float32)
         self._draw(out, lambda bits: (bits >> np.uint64(40)) * np.float32(2.0**-24))
         return torch.from_numpy(out)
 
     def normal(self, *size: int) -> Tensor:
-        """Standard normal numbers: float32 [rows, *size], on the CPU."""
+        """Draw standard normal numbers: float32 [rows, *size], on the CPU."""
         out = np.empty((len(self._keys), *size), np.float32)
         self._draw(out, _normal)
         return torch.from_numpy(out)
 
     def integers(self, low: int, high: int, *size: int) -> Tensor:
-        """Integers in [low, high), all as likely: int64 [rows, *size], on the CPU.
+        """Draw equally likely integers in [low, high): int64 [rows, *size], on the CPU.
 
         Raises:
-            ValueError: no integer lies between, or more than 2**32 do.
+            ValueError: the range is empty, or holds more than 2**32 integers.
         """
         if not 0 < high - low <= 1 << 32:
             raise ValueError(f"integers({low}, {high}): there must be 1 to 2**32 integers from low to below high")
@@ -71,7 +70,7 @@ class RowGenerator:
         self._draw(out, lambda bits: (bits % np.uint64(high - low)).astype(np.int64) + low)
         return torch.from_numpy(out)
 
-    def _draw(self, out: NDArray[Any], made_of: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
+    def _draw(self, out: NDArray[Any], convert: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
         """Fill `out` [rows, ...] from 64 bits for each number: splitmix64 of each row's key, continued over the draws."""
         numbers = out.reshape(len(out), -1) if out.size else out.reshape(0, 1)
         count = math.prod(out.shape[1:])
@@ -82,11 +81,11 @@ class RowGenerator:
                 part = numbers[row : row + rows, column : column + columns]
                 steps = np.arange(part.shape[1], dtype=np.uint64) + np.uint64(first + column + 1)
                 bits = self._keys[row : row + rows, None] + steps * np.uint64(GOLDEN)
-                part[:] = made_of(mix_words(bits))
+                part[:] = convert(mix_words(bits))
 
 
 def _normal(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Box and Muller's transform of the upper and the lower half of each; in float64, whose last bits float32 does not see."""
+    """Apply Box and Muller's transform to both halves of each; in float64, whose last bits do not reach float32."""
     radius = np.sqrt(-2.0 * np.log1p(-(bits >> np.uint64(32)).astype(np.float64) * 2.0**-32))
     turn = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32
     return radius * np.cos(2.0 * math.pi * turn)  # type: ignore[no-any-return]

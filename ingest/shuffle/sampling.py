@@ -1,12 +1,12 @@
-"""Which rows does an epoch hold, if not each of them once? Rows in proportion to weights, with as little chance as can be.
+"""Which rows does an epoch hold if rows are sampled? Rows in proportion to weights, with as little randomness as possible.
 
-All rows' weights are laid one after the other along a line, which gets as many marks at equal distances as the epoch has rows.
-A row is drawn once for every mark on its stretch: its draws differ by less than one from what its weight asks for, in every
-epoch. The marks move on from epoch to epoch, so that each row gets its turn. A full shuffle says at which position which mark
-comes, so every draw is found by (seed, epoch, position) alone: there is no state but the position.
+The weights of all rows are put one after the other on a line with as many equidistant marks as the epoch has rows. A row is
+drawn once for every mark on its stretch, so that in every epoch its draws differ by less than one from its share. The marks
+move from epoch to epoch, so that each row is drawn at some time. A full shuffle maps positions to marks, so that each draw
+follows from (seed, epoch, position) alone.
 
-Places are integers, found without rounding. Rows of one weight lie in a shuffled order on the line, so that no pattern in the
-data meets the marks' distances.
+Places are exact integers. Rows of one weight are shuffled on the line, so that patterns in the data do not meet the distance of
+the marks.
 Source: systematic resampling, as in J. Carpenter et al., "Improved particle filter for nonlinear problems", 1999.
 """
 
@@ -36,22 +36,22 @@ Ids = NDArray[np.int64]
 
 
 MAX_ROWS = 1 << 30
-"""Of the split and of an epoch: the arithmetic is that of 64 bits, and draws by weights keep 40 bytes per row."""
+"""Limit for the split and an epoch: the arithmetic has 64 bits, and draws by weights keep 40 bytes per row."""
 
 _LINE_BITS = 58
 
-_LAYOUT, _MARKS = 1 << 40, 2 << 40  # what a permutation is for; part of its key, and no number of an epoch or a source
+_LAYOUT, _MARKS = 1 << 40, 2 << 40  # purpose of a permutation, part of its key; above all epochs and numbers of sources
 
 
 class Mixture(Section):
-    """Rows of several datasets, one after the other, each of which gets a share of the draws whatever its rows."""
+    """Rows of several datasets, numbered through; each dataset gets a share of the draws whatever its size."""
 
     sources: Annotated[
         tuple[tuple[PositiveInt, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...], Field(min_length=1)
     ]
-    """(rows, share) of each; shares are in proportion to each other."""
+    """(rows, share) of each dataset; only the proportions of shares count."""
     rows: PositiveInt | None = None
-    """Rows of an epoch; None takes as many as there are in all."""
+    """Rows of an epoch; None takes the sum of all."""
 
 
 class _Line(NamedTuple):
@@ -60,15 +60,15 @@ class _Line(NamedTuple):
     first: Ids
     """Index of each stretch's first row, counted along the line."""
     begins: Ids
-    """Where each stretch begins on the line."""
+    """Begin of each stretch on the line."""
     ends: Ids
-    """Where it ends."""
+    """End of each stretch."""
     width: Ids
-    """How much of the line one row of the stretch takes."""
+    """Length of one row of the stretch."""
 
     @classmethod
     def of(cls, counts: Ids, width: Ids) -> _Line:
-        """The line of stretches of `counts` rows."""
+        """Make the line of stretches of `counts` rows."""
         ends = np.cumsum(counts * width)
         return cls(np.cumsum(counts) - counts, ends - counts * width, ends, width)
 
@@ -88,10 +88,10 @@ class Draws:
         self._rows, self._line, self._seed, self._epoch_rows, self._ramp = rows, line, seed, epoch_rows, ramp
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
-        """Row ids drawn at `positions` (each in [0, epoch_rows)) of an epoch: int64, shape (n,) to (n,)."""
+        """Return row ids drawn at `positions` (each in [0, epoch_rows)) of an epoch: int64, shape (n,) to (n,)."""
         length, marks = self._length(epoch), self._epoch_rows
         mark = _marks(marks, self._seed, epoch)(positions)
-        # The golden ratio's fraction: the places visited stay as far apart as they can, however many epochs there are.
+        # Multiples of the golden ratio keep the marks of all epochs far apart.
         moved = (length * (((epoch + 1) * GOLDEN) >> 32 & 0xFFFFFFFF)) >> 32
         at = mark * (length // marks) + (mark * (length % marks) + moved) // marks
         stretch = np.searchsorted(self._line.ends, at, side="right")
@@ -114,7 +114,7 @@ def _marks(count: int, seed: int, epoch: int) -> Permutation:
 
 
 def mixed_draws(mixture: Mixture, seed: int) -> Draws:
-    """The draws of a mixture. Row ids count through the sources.
+    """Make the draws of a mixture. Rows are numbered through the sources.
 
     Raises:
         SpecError: there are more rows than `MAX_ROWS`.
@@ -132,14 +132,14 @@ def mixed_draws(mixture: Mixture, seed: int) -> Draws:
 
 
 def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
-    """Raise SpecError unless `columns`, those that are prepared and read, hold one that can be sampled by."""
+    """Raise SpecError unless `columns`, which are prepared and read, hold a suitable column."""
     found = next((column for column in columns if column.name == sample.column), None)
     if found is None:
         raise SpecError(
             f"shuffle.sample: there is no column {sample.column!r}",
             problems=[f"columns: {', '.join(column.name for column in columns)}"],
-            next_step="name one of these, or let a step that joins columns, such as concatenator, leave it out (in a program, "
-            "open_feed's `columns` must hold it too)",
+            next_step="name one of these, or keep it out of transforms that join columns, such as concatenator (in a program, "
+            "open_feed's `columns` must have it, too)",
         )
     if found.shape or found.ragged is not None:
         raise SpecError(
@@ -149,12 +149,12 @@ def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
     if sample.balance is not None and np.dtype(found.dtype).kind not in "iu":
         raise SpecError(
             f"shuffle.sample.balance: column {found.name!r} holds {found.dtype}, and classes are integers",
-            next_step="name a column that a label_encoder or ordinal step has prepared",
+            next_step="name a column that the transform label_encoder or ordinal has prepared",
         )
 
 
 def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Draws:
-    """The draws that a `shuffle.sample` section asks for.
+    """Make the draws of a `shuffle.sample` section.
 
     Args:
         seed: of the order.
@@ -162,7 +162,7 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
 
     Raises:
         SpecError: there are more rows than `MAX_ROWS`.
-        DataError: weights that are negative or no numbers, or all 0; the first such row is named.
+        DataError: weights are negative or not finite, or all 0; the first such row is named.
     """
     count = len(values)
     epoch_rows = sample.rows or count
@@ -179,33 +179,33 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
 
 def _check_rows(rows: int) -> None:
     if not 0 < rows <= MAX_ROWS:
-        raise SpecError(f"sampling: {counted(rows, 'row')}; 1 to {MAX_ROWS:,} can be drawn from")
+        raise SpecError(f"shuffle.sample: the split or epoch has {counted(rows, 'row')}; sampling needs 1 to {MAX_ROWS:,}")
 
 
 def _width(shares: NDArray[np.float64], counts: Ids) -> Ids:
-    """How much of the line one row takes, where stretches of `counts` rows get these shares of it."""
+    """Compute the length of one row on the line, if stretches of `counts` rows get these shares of it."""
     return np.maximum(1, (shares / shares.sum() / counts * 2.0**_LINE_BITS).astype(np.int64))
 
 
 def _balanced(sample: SampleSpec, values: NDArray[np.generic]) -> _Line:
-    """A stretch for each class. One row of it gets the share of its class among all, divided by its rows."""
+    """Make a stretch for each class; a row gets the share of its class, divided by the rows of the class."""
     _, counts = np.unique(values, return_counts=True)
     shares = counts.astype(np.float64) ** (1 - sample.power)
     return _Line.of(counts.astype(np.int64), _width(shares, counts))
 
 
 def _weighted(column: str, values: NDArray[np.generic], shuffled: Ids) -> _Line:
-    """A stretch for each row."""
+    """Make a stretch for each row."""
     weights = values.astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
     if len(wrong):
         raise DataError(
-            f"shuffle.sample.weights: {len(wrong):,} rows of column {column!r} are negative or no numbers; the first is row "
+            f"shuffle.sample.weights: {len(wrong):,} rows of column {column!r} are negative or not finite; the first is row "
             f"{wrong[0]:,} of the split (from 0): {weights[wrong[0]]}"
         )
     if not weights.any():
-        raise DataError(f"shuffle.sample.weights: column {column!r} is 0 in every row, so none could be drawn")
+        raise DataError(f"shuffle.sample.weights: column {column!r} is 0 in every row, so no row can be drawn")
     shares = weights / weights.max()
-    # fsum, because the last bit of another sum depends on the processor, and with it every place on the line.
+    # fsum: the last bit of another sum depends on the processor, and would change places on the line.
     width = np.rint(shares / math.fsum(shares) * 2.0**_LINE_BITS).astype(np.int64)[shuffled]
     return _Line.of(np.ones(len(width), np.int64), width)

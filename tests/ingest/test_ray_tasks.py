@@ -121,12 +121,12 @@ def test_a_process_that_dies_each_time_it_is_started_is_told_with_what_to_look_a
     for way in ways:
         with pytest.raises(PreflightError, match="a process on the cluster died each time it was started") as told:
             list(way())
-        assert told.value.next_step.startswith("look at the memory of the nodes")
+        assert told.value.next_step.startswith("check the memory of the nodes")
 
 
 def test_what_ray_itself_loses_is_an_error_that_another_try_may_mend() -> None:
     for lost in (ray.exceptions.RaySystemError("closed"), ray.exceptions.ActorUnavailableError("away", None)):
-        with pytest.raises(ServiceError, match=f"Ray lost what was under way: {type(lost).__name__}"), raising_ours():
+        with pytest.raises(ServiceError, match=f"Ray lost the running work: {type(lost).__name__}"), raising_ours():
             raise lost
 
 
