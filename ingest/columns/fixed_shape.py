@@ -220,11 +220,11 @@ def _is_span(kind: pa.DataType) -> bool:
 
 def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     kind = array.type
-    example = f", such as {value_text(array, 0)}" if is_text(kind) and len(array) else ""
+    example = f", not {value_text(array, 0)}" if is_text(kind) and len(array) else ""
     numbers_as_text = f'if it holds numbers, cast: {{{in_yaml(name)}: float64}}, data.csv: {{decimal: ","}} or map_batches'
     if is_label and is_text(kind):
         return DataError(
-            f"the label {name!r} is text{example}; training needs class indices or numbers",
+            f"the label {name!r} is text; training needs class indices or numbers{example}",
             next_step="add the transform `- label_encoder: {}`, which turns class names into class indices; " + numbers_as_text,
         )
     leave = f"leave it out (drop: [{in_yaml(name)}])"
@@ -247,6 +247,6 @@ def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(
-        f"column {name!r} has type {type_text(kind)}{example}; after all transforms every column must hold numbers",
+        f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers{example}",
         next_step=advice,
     )
