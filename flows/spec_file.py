@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
+from penstock.messages import did_you_mean
 from penstock.redact import holds_secret, redact
 from penstock.stores import StoreSpec, is_local, use_stores
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
@@ -350,8 +350,10 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1], data)
-        close = _elsewhere(location, data) or difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else (f"; known here: {', '.join(sorted(known))}" if known else "")
+        elsewhere = _elsewhere(location, data)
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(location[-1]), known, cutoff=0.6)
+        if known and not hint:
+            hint = f"; known here: {', '.join(sorted(known))}"
         return path, f"unknown key{hint}"
     if item["type"] == "missing":
         return path, "missing; this key is needed"

@@ -51,9 +51,10 @@ def said_of(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5) -> str:
-    """`; did you mean 'a' or 'b'?`, of at most so many known names; empty where none is close."""
-    close = difflib.get_close_matches(name, sorted(known), most, cutoff)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    """Suggest the closest known names, as `; did you mean 'a' or 'b'?`; empty where none is close. Case does not count."""
+    by_lower = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), by_lower, most, cutoff)
+    return f"; did you mean {' or '.join(repr(by_lower[each]) for each in close)}?" if close else ""
 
 
 def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:

@@ -14,7 +14,6 @@ Imports nothing heavy, so that reading a pipeline file stays fast.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -24,7 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import said_of
+from penstock.messages import did_you_mean, said_of
 
 __all__ = ["Plugins", "is_there", "needed", "optional"]
 
@@ -169,11 +168,10 @@ class Plugins(Generic[T_co]):
             words = set(name.split("_"))
             # one_hot, of one_hot_encoder; decode_image, of image
             alike = [known for known in self.names if words >= {*known.split("_")} or words <= {*known.split("_")}]
-            close = sorted(alike, key=len)[-1:] or difflib.get_close_matches(name, self.names, 1)
+            hint = f"; did you mean {max(alike, key=len)!r}?" if alike else did_you_mean(name, self.names)
             raise SpecError(
-                f"there is no {self.what} {name!r}; there are {', '.join(self.names)}"
-                + (f"; did you mean {close[0]!r}?" if close else "")
-                + f" (or install the package that adds it: an entry point of group {self.group})",
+                f"there is no {self.what} {name!r}; there are {', '.join(self.names)}{hint}"
+                f" (or install the package that adds it: an entry point of group {self.group})",
                 next_step="correct the name, or install the package",
             )
         entry = self._added[name]

@@ -7,7 +7,6 @@ fsync, rename; on an object store a put is atomic by itself. Callers write the m
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import json
 import os
@@ -21,6 +20,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from penstock.errors import PenstockError, PreflightError
+from penstock.messages import did_you_mean
 from penstock.stores import StoreSpec, is_local, is_s3, settings_of, store_problem
 
 __all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "url_problem"]
@@ -79,8 +79,7 @@ def root_problem(root: str) -> str | None:
     if "://" not in root or scheme == "file":
         return None
     if scheme not in fsspec.available_protocols():
-        close = difflib.get_close_matches(scheme, fsspec.available_protocols(), 1, cutoff=0.5)
-        return f"there is no store {scheme}://" + (f"; did you mean {close[0]}://?" if close else "")
+        return f"there is no store {scheme!r}{did_you_mean(scheme, fsspec.available_protocols())}"
     return None if rest.strip("/") else f"it names no bucket; write {scheme}://bucket/prefix"
 
 

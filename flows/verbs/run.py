@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.ingest.formats.sources.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
+from penstock.messages import did_you_mean
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.records.at_work import holders_of_runs
@@ -102,10 +102,8 @@ def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
 
 def _check_stage(until: str | None) -> None:
     if until is not None and until not in STAGES:
-        close = difflib.get_close_matches(until, STAGES, 1)
         raise SpecError(
-            f"until={until!r} is not a stage" + (f"; did you mean {close[0]!r}?" if close else ""),
-            next_step=f"use one of {', '.join(STAGES)}",
+            f"until={until!r} is not a stage{did_you_mean(until, STAGES)}", next_step=f"use one of {', '.join(STAGES)}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, SpecError
 from penstock.flows.verbs.status import state_of
-from penstock.messages import counted
+from penstock.messages import counted, did_you_mean
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.registry.registries import REGISTRIES
@@ -75,9 +74,8 @@ class RunNames:
         if run is not None:
             return run
         known = [run.run for run in self.runs]
-        close = difflib.get_close_matches(name, known, 1)
         raise SpecError(
-            f"there is no run {name!r} in {self.ledger.storage.root}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            f"there is no run {name!r} in {self.ledger.storage.root}{did_you_mean(name, known)}",
             problems=known[-10:],
             next_step="use a run's id, last, previous, best, a model's version or its alias; penstock log lists the runs",
         )

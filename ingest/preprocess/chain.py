@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +27,7 @@ from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_r
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
+from penstock.messages import did_you_mean
 from penstock.usercode.capture import UserCode
 
 __all__ = [
@@ -114,10 +114,9 @@ class Chain:
         label = self._data.label
         names = rows.table.column_names
         if label is not None and label not in names:
-            close = difflib.get_close_matches(label, names, 1)
             raise SpecError(
                 f"data.label: there is no column {label!r} after the transforms; the rows have {', '.join(names)}"
-                + (f"; did you mean {close[0]!r}?" if close else ""),
+                + did_you_mean(label, names),
                 next_step="correct data.label, or keep that column in the transforms",
             )
         for name in PROVENANCE_COLUMNS:

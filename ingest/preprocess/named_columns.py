@@ -6,7 +6,6 @@ columns of any name is not known; nothing is said of it, nor of transforms of ot
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.read.unify import misnamed, refuse_names
 from penstock.ingest.spec import DataSpec
+from penstock.messages import did_you_mean
 
 __all__ = ["check_named_columns"]
 
@@ -38,7 +38,9 @@ def check_named_columns(
     """
     present = list(columns)
     read = source.read_columns
-    wrong = [f"evaluate.slices: there is no column {name!r}{_meant(name, present)}" for name in slices if name not in columns]
+    wrong = [
+        f"evaluate.slices: there is no column {name!r}{did_you_mean(name, present)}" for name in slices if name not in columns
+    ]
     unread = [name for name in slices if name in columns and read is not None and name not in read]
     wrong += [f"evaluate.slices: column {name!r} is not among data.columns" for name in unread]
     refuse_names([*misnamed(source, present), *_misnamed_in_transforms(source, transforms, columns, label), *wrong], present)
@@ -59,7 +61,7 @@ def _misnamed_in_transforms(
             if name in columns and source.columns is not None and name not in {*source.columns, *names}:
                 problems.append(f"{where}: column {name!r} is not among data.columns")
             elif name not in names:
-                problems.append(f"{where}: there is no column {name!r} at this point{_meant(name, names)}")
+                problems.append(f"{where}: there is no column {name!r} at this point{did_you_mean(name, names)}")
             elif name in text and hasattr(transform.options, "columns") and (advice := transform.refusal(name, pa.string())):
                 problems.append(f"{where}: it cannot take column {name!r} of text: {advice}")
         after = transform.names_after(names)
@@ -70,8 +72,3 @@ def _misnamed_in_transforms(
     if label is not None and label not in names and (label in columns or source.label is None):
         problems.append(f"data.label: there is no column {label!r} after the transforms")
     return problems
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
-from penstock.messages import capped, counted, in_yaml
+from penstock.messages import capped, counted, did_you_mean, in_yaml
 
 __all__ = ["UnifiedColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
 
@@ -132,14 +131,10 @@ def misnamed(data: DataSpec, present: list[str]) -> list[str]:
         rule = getattr(data, split)
         if isinstance(rule, SplitRule):
             named += [(f"data.{split}.by", name) for name in rule.looks_at if name != PATH or name in present]
-    lower = {name.lower(): name for name in present}
     problems = []
     for where, name in named:
         if name not in present:
-            close = difflib.get_close_matches(name.lower(), lower, 1)
-            problems.append(
-                f"{where}: no file has a column {name!r}" + (f"; did you mean {lower[close[0]]!r}?" if close else "")
-            )
+            problems.append(f"{where}: no file has a column {name!r}{did_you_mean(name, present)}")
         elif data.columns is not None and name not in data.columns and where == "data.label":
             problems.append(f"{where}: column {name!r} is not among data.columns")
     return problems

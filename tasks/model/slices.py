@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import SpecError
 from penstock.ingest.materialize.provenance import Sources, sources_of
 from penstock.ingest.schema import Split
+from penstock.messages import did_you_mean
 from penstock.tasks.model.held_out import HeldOut
 from penstock.training.evaluation.split_measures import Slice
 
@@ -58,9 +58,8 @@ def _values(held_out: HeldOut, split: Split, names: list[str], sources: Sources)
     for table, origin in held_out.raw(split):
         for name in names:
             if name not in table.column_names:
-                close = difflib.get_close_matches(name, table.column_names, 1)
                 raise SpecError(
-                    f"evaluate.slices: the source has no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                    f"evaluate.slices: the source has no column {name!r}{did_you_mean(name, table.column_names)}",
                     problems=[f"it has {', '.join(table.column_names[:40])}"],
                     next_step="correct evaluate.slices, and run the same command again: training is done",
                 )

@@ -266,7 +266,7 @@ def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> Non
     [
         ("s3:/bucket/x", "a URL has two slashes; did you mean s3://bucket/x?"),
         ("s3://", "it names no bucket; write s3://bucket/prefix"),
-        ("s4://bucket/x", "there is no store s4://; did you mean s3://?"),
+        ("s4://bucket/x", "there is no store 's4'; did you mean 's3'?"),
         ("${STATE}/x", "environment variables are not put in; write it out, or let the shell do it: --set storage=..."),
     ],
 )

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.messages import counted, in_yaml, misnamed, said_of, shorten
+from penstock.messages import counted, did_you_mean, in_yaml, misnamed, said_of, shorten
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,15 @@ def test_a_plain_name_stands_without_quotes() -> None:
         "größe (m²)",
         '"a: b"',
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "hint"),
+    [
+        ("AGE", 1, "; did you mean 'Age'?"),
+        ("towm", 2, "; did you mean 'town' or 'town2'?"),
+        ("zzz", 1, ""),
+    ],
+)
+def test_did_you_mean_closest_names(name: str, most: int, hint: str) -> None:
+    assert did_you_mean(name, ["town", "town2", "Age"], most) == hint

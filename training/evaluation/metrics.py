@@ -6,7 +6,6 @@ predictions are probabilities, since a batch cannot show it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import warnings
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
+from penstock.messages import did_you_mean
 from penstock.training.determinism import any_algorithm
 from penstock.training.evaluation.defined import Needs, defined_classes, label_counts, metric_library, r2_score
 from penstock.training.model import ClassScores, Predicts, are_probabilities
@@ -364,8 +364,7 @@ def _fitting(kind: LabelKind) -> list[str]:
 def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) -> str | None:
     known = {**CLASSIFICATION, **REGRESSION}
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-        return f"{name!r} is unknown" + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
+        return f"{name!r} is unknown{did_you_mean(name, known, most=2)}"
     if kind == "none":
         return f"{name!r} needs a label; set data.label"
     if name not in _fitting(kind):

@@ -6,7 +6,6 @@ Runs in a worker, which holds the model.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import tempfile
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from penstock.ingest.read.inspection import glance, inspect_file
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
-from penstock.messages import capped
+from penstock.messages import capped, did_you_mean
 from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
 from penstock.training.registry.given_rows import refuse_absent
@@ -347,9 +346,8 @@ def _kept(job: ScoringJob, columns: Sequence[str], images: Sequence[str]) -> lis
         kept = list(job.columns)
         for name in kept:
             if name not in columns:
-                close = difflib.get_close_matches(name, columns, 1)
                 raise DataError(
-                    f"{job.files[0].uri}: has no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                    f"{job.files[0].uri}: has no column {name!r}{did_you_mean(name, columns)}",
                     next_step=f"choose with --column from {', '.join(capped([*columns]))}",
                 )
     taken = [name for name in kept if name in added]

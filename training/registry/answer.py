@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from penstock.errors import DataError
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import capped
+from penstock.messages import capped, did_you_mean
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
 from penstock.training.model import ClassScores
 
@@ -118,9 +117,8 @@ def asked_for(
             found[name] = values_of(name)
         else:
             known = [*table.columns, *given]
-            close = difflib.get_close_matches(name, known, 1)
             raise DataError(
-                f"columns: there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                f"columns: there is no column {name!r}{did_you_mean(name, known)}",
                 next_step=f"choose from {', '.join(capped(known))}",
             )
     return pd.DataFrame(found, index=table.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array
 from penstock.ingest.columns.images import holds_images
-from penstock.messages import capped, shorten
+from penstock.messages import capped, did_you_mean, shorten
 
 __all__ = ["GivenRows", "given_rows", "raw_table", "refuse_absent"]
 
@@ -147,14 +146,13 @@ def refuse_absent(present: Sequence[str], schema: pa.Schema, unneeded: Collectio
     """Raise DataError where rows with the columns `present` lack one of the schema that is needed."""
     absent = [name for name in schema.names if name not in present and name not in unneeded]
     if absent:
-        others = {name.lower(): name for name in present if name not in schema.names}
-        close = [others[name] for name in difflib.get_close_matches(absent[0].lower(), others, 1)]
+        others = [name for name in present if name not in schema.names]
         raise DataError(
             f"the rows given have no column {absent[0]!r}"
             + (f", nor {', '.join(map(repr, absent[1:6]))}" if len(absent) > 1 else "")
             + (f" (of {len(absent)} that are missing)" if len(absent) > 6 else "")
             + f"; they have {', '.join(capped([*present])) or 'none'}"
-            + (f"; is it {close[0]!r}?" if close else ""),
+            + did_you_mean(absent[0], others),
             next_step="give what is missing as the source has it: "
             + ", ".join(capped([f"{name} ({schema.field(name).type})" for name in absent])),
         )

@@ -6,7 +6,6 @@ pipeline file's reference, its JSON schema and its error messages follow from th
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -19,7 +18,7 @@ from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.spec import DataSpec
-from penstock.messages import in_yaml
+from penstock.messages import did_you_mean, in_yaml
 
 __all__ = ["ALL_COLUMNS", "ColumnNames", "Functions", "Names", "Transform"]
 
@@ -209,10 +208,9 @@ class Transform(Generic[O]):
                 raise self._no_column(name, present, ", ".join(present))
 
     def _no_column(self, name: str, names: Sequence[str], listed: str) -> DataError:
-        close = difflib.get_close_matches(name, names, 1)
         return DataError(
             f"preprocess: {self.name}: there is no column {name!r} at this point; the rows have {listed}"
-            + (f"; did you mean {close[0]!r}?" if close else ""),
+            + did_you_mean(name, names),
             next_step=f"correct preprocess.{self.name}, or the transforms before it",
         )
 

@@ -189,7 +189,7 @@ def test_unfit_params_are_refused_before_start(tmp_path: Path, name: str) -> Non
         framework.try_batch(NO_CODE, typo, SCHEMA, batch, 1)
     unused = "is not used"
     assert raised.value.problems == (
-        f"train.params.max_dpeth {unused}; did you mean max_depth?",
+        f"train.params.max_dpeth {unused}; did you mean 'max_depth'?",
         f"train.params.quite_another {unused}",
     )
     tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)

@@ -241,7 +241,7 @@ def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([{"age": 1, "heigth": 2.0, "town": "Ulm", "weight": 1}], "no column 'height'.*is it 'heigth'"),
+        ([{"age": 1, "heigth": 2.0, "town": "Ulm", "weight": 1}], "no column 'height'.*did you mean 'heigth'"),
         ({"age": [1, 2], "height": [1.0]}, "differ in their number of rows"),
         ("{", "text that is not JSON"),
         (7, "cannot be given as int"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import said_of
+from penstock.messages import did_you_mean, said_of
 from penstock.training.frameworks.boosted.table import FeatureTable, Floats
 from penstock.training.ranks import Group
 from penstock.usercode.capture import UserCode
@@ -120,8 +119,7 @@ def refuse_unused(library: str, params: Iterable[str], used: Collection[str]) ->
     problems = []
     for name in params:
         if name not in used:
-            close = difflib.get_close_matches(name, sorted(used), 1)
-            problems.append(f"train.params.{name} is not used" + (f"; did you mean {close[0]}?" if close else ""))
+            problems.append(f"train.params.{name} is not used{did_you_mean(name, used)}")
     if problems:
         raise SpecError(
             f"{library} does not use some of the parameters",

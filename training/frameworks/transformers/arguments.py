@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from penstock.errors import SpecError
+from penstock.messages import did_you_mean
 
 __all__ = ["TRAINERS", "split_params"]
 
@@ -67,11 +67,8 @@ def split_params(build: Callable[..., Any], params: Mapping[str, Any], *, after:
             word = _ELSEWHERE.get(param)
             problems.append(f"train.params.{param} is set by the pipeline: {f'use {word}' if word else 'it cannot be changed'}")
         elif not all_others:
-            near = difflib.get_close_matches(param, own | TRAINERS, n=1)
-            problems.append(
-                f"train.params.{param} is not an argument of {name} or TrainingArguments"
-                + (f"; did you mean {near[0]}?" if near else "")
-            )
+            hint = did_you_mean(param, own | TRAINERS)
+            problems.append(f"train.params.{param} is not an argument of {name} or TrainingArguments{hint}")
     if problems:
         raise SpecError("train does not fit transformers", problems=problems, next_step="see docs/transformers.md")
     trainers = {param: value for param, value in params.items() if param in TRAINERS - own}
