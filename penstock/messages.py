@@ -13,7 +13,17 @@ from typing import Any
 
 from penstock.errors import DataError, PenstockError, SpecError
 
-__all__ = ["capped", "counted", "did_you_mean", "in_yaml", "misnamed", "run_command", "said_of", "shorten", "together"]
+__all__ = [
+    "capped",
+    "combine_errors",
+    "counted",
+    "describe_error",
+    "did_you_mean",
+    "in_yaml",
+    "misnamed",
+    "run_command",
+    "shorten",
+]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
@@ -44,7 +54,7 @@ def shorten(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def said_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`KeyError: 'x'`; of an error without a text its kind alone."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -78,7 +88,7 @@ def run_command(file: Path | str, overrides: Sequence[str] = (), *options: str, 
     return shlex.join(["penstock", verb, str(file), *(word for text in overrides for word in ("--set", text)), *options])
 
 
-def together(errors: Sequence[PenstockError], what: str) -> PenstockError:
+def combine_errors(errors: Sequence[PenstockError], what: str) -> PenstockError:
     """Return several errors as one of their kind, or as a SpecError where kinds differ; a single one as it is.
 
     Args:

@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import did_you_mean, said_of
+from penstock.messages import describe_error, did_you_mean
 
 __all__ = ["Plugins", "is_there", "needed", "optional"]
 
@@ -179,7 +179,8 @@ class Plugins(Generic[T_co]):
             found = entry.load()
         except Exception as error:  # another package's code: any error is reported with the package's name
             raise PreflightError(
-                f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): {said_of(error)}",
+                f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): "
+                f"{describe_error(error)}",
                 next_step=f"repair or reinstall {_package(entry)}",
             ) from error
         lacking = [attribute for attribute in self._needs if not hasattr(found, attribute)]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Progress", "saying_what_is_waited_for", "silent"]
+__all__ = ["Progress", "announce_wait", "silent"]
 
 _SILENCE_S = 2.0
 
@@ -25,7 +25,7 @@ def silent(done: float, total: float | None, unit: str, note: str = "") -> None:
 
 
 @contextlib.contextmanager
-def saying_what_is_waited_for(what: str) -> Iterator[None]:
+def announce_wait(what: str) -> Iterator[None]:
     """Print a line to stderr if the block takes more than two seconds: silence looks like a command that hangs."""
     timer = threading.Timer(_SILENCE_S, lambda: print(f"  waiting for {what}", file=sys.stderr, flush=True))
     timer.daemon = True

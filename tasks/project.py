@@ -14,7 +14,7 @@ from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
-from penstock.messages import together
+from penstock.messages import combine_errors
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
@@ -113,7 +113,7 @@ class Project:
             except (SpecError, DataError) as error:
                 problems.append(error)
         if problems:
-            raise together(problems, "the pipeline file names what cannot be found or used")
+            raise combine_errors(problems, "the pipeline file names what cannot be found or used")
 
     def _is_source(self, file: Path) -> bool:
         return file in self._source_paths
@@ -206,7 +206,7 @@ class Project:
             except SpecError as error:
                 problems.append(error)
         if problems:
-            raise together(problems, f"{len(problems)} pieces of the code that the pipeline file names cannot be found")
+            raise combine_errors(problems, f"{len(problems)} pieces of the code that the pipeline file names cannot be found")
         return codes
 
     @cached_property

@@ -50,7 +50,7 @@ from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.installed import PACKAGE_DIR
-from penstock.messages import misnamed, said_of
+from penstock.messages import describe_error, misnamed
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer
@@ -404,7 +404,7 @@ def _wanted(function: Callable[..., Any]) -> str:
 
 def _where(error: BaseException) -> str:
     frames = _user_frames(error)
-    return said_of(error) + (f" ({frames[-1]})" if frames else "")
+    return describe_error(error) + (f" ({frames[-1]})" if frames else "")
 
 
 def _user_frames(error: BaseException) -> list[str]:

@@ -27,7 +27,7 @@ from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
 from penstock.ingest.schema import SPLITS
 from penstock.machine.cache_dir import cache_folder, configured_budget
-from penstock.messages import counted, said_of
+from penstock.messages import counted, describe_error
 from penstock.storage import NO_ROOM, Storage, existing_folder
 from penstock.stores import is_local
 from penstock.tasks.project import Project
@@ -99,7 +99,7 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
             f"storage {storage.root} cannot be {verb}: its disk is full",
             next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
         )
-    reason = error.message if isinstance(error, PenstockError) else said_of(error)
+    reason = error.message if isinstance(error, PenstockError) else describe_error(error)
     correct = "make the folder writable, or set `storage` to another"
     if not storage.is_local:
         correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"

@@ -9,7 +9,7 @@ from penstock.errors import PenstockError, ServiceError
 from penstock.flows.history.report import report_page
 from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
-from penstock.messages import counted, said_of
+from penstock.messages import counted, describe_error
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.model.description import describe
@@ -85,7 +85,7 @@ def _attach_report(ctx: RunContext) -> None:
     try:
         ctx.tracker.log_text("report.html", report_page(ctx.ledger, ctx.run, ctx.attempt))
     except Exception as error:  # of any class: a page must not fail a run
-        ctx.reporter.warn(f"no report: {said_of(error)}")
+        ctx.reporter.warn(f"no report: {describe_error(error)}")
 
 
 def _description(ctx: RunContext) -> str:

@@ -25,7 +25,7 @@ from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, mlflow_trouble, prefect_trouble, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
 from penstock.installed import IMPORT_ROOT
-from penstock.progress import saying_what_is_waited_for
+from penstock.progress import announce_wait
 from penstock.redact import redact_text
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     logging.raiseExceptions = False  # else Prefect reports each of its log lines that a server which is away does not take
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        with saying_what_is_waited_for(_PREFECT):
+        with announce_wait(_PREFECT):
             _check_api(configured)
             meanwhile()
         with _environment(_QUIET):
@@ -102,7 +102,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     files = ServerFiles(state_dir)
     files.prepare()
     with files.open_lock("clients") as use:
-        with saying_what_is_waited_for(_PREFECT):
+        with announce_wait(_PREFECT):
             server = _use_server(files, use.fileno(), meanwhile)
         quiet = {**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}
         with _environment(quiet), _started_again(files):

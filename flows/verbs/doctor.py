@@ -38,7 +38,7 @@ from penstock.flows.servers.probes import (
     ray_refusal,
     storage_failure,
 )
-from penstock.messages import counted, said_of
+from penstock.messages import counted, describe_error
 from penstock.redact import redact_text
 from penstock.storage import Storage, existing_folder, filesystem_of
 from penstock.stores import is_local, is_s3
@@ -138,7 +138,7 @@ def run_checks(checks: Sequence[Check], deadline_s: float = DEADLINE_S) -> list[
         try:
             results[index] = check()
         except Exception as error:  # the doctor itself must survive whatever it meets
-            results[index] = [fail(name, f"the check itself failed: {said_of(error)}", "report this")]
+            results[index] = [fail(name, f"the check itself failed: {describe_error(error)}", "report this")]
 
     threads = [threading.Thread(target=run, args=(index, *check), daemon=True) for index, check in enumerate(checks)]
     for thread in threads:
@@ -383,7 +383,7 @@ def _with_cause(error: BaseException) -> str:
     first = error
     while (inner := first.__cause__ or first.__context__) is not None:
         first = inner
-    text = said_of(error)
+    text = describe_error(error)
     return text if first is error or str(first) in text else f"{text} ({type(first).__name__}: {first})"
 
 

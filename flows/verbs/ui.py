@@ -19,7 +19,7 @@ import httpx
 from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
-from penstock.progress import saying_what_is_waited_for
+from penstock.progress import announce_wait
 from penstock.redact import redact_text
 from penstock.training.tracking.mlflow_store import (
     TRAINING_VIEW,
@@ -100,7 +100,7 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     server = _start_mlflow(tracking, state_dir, port, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        with saying_what_is_waited_for("MLflow's page"):
+        with announce_wait("MLflow's page"):
             _wait_ready(server, url, log, asked)
         yield url if asked.is_set() else _list_of_runs(url, pipeline)
     finally:

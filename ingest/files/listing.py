@@ -28,7 +28,7 @@ from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
-from penstock.messages import capped, counted, together
+from penstock.messages import capped, combine_errors, counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
@@ -210,7 +210,7 @@ def list_source(
             files += found.files
             left_out += found.left_out
     if problems:
-        raise together(problems, f"{len(problems)} locations of the section data cannot be read")
+        raise combine_errors(problems, f"{len(problems)} locations of the section data cannot be read")
     _refuse_shared_files(files)
     return Listing(files, left_out)
 

@@ -21,7 +21,7 @@ from penstock.config import Section
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
 from penstock.ingest.preprocess.transforms.transform import Transform
-from penstock.messages import said_of
+from penstock.messages import describe_error
 
 __all__ = ["TransformSpec"]
 
@@ -112,7 +112,7 @@ class TransformSpec(Section):
                 raise
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise DataError(
-                f"preprocess: {self.kind} of package {self.origin} raised {said_of(error)} "
+                f"preprocess: {self.kind} of package {self.origin} raised {describe_error(error)} "
                 f"({frame.filename}, line {frame.lineno})",
                 problems=[f"it was given {where()}"],
                 next_step=f"correct the options of preprocess.{self.kind}, or report it to the makers of {self.origin}",

@@ -21,7 +21,7 @@ from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.parsed_rows import keep_parsed
 from penstock.ingest.spec import DataSpec
-from penstock.messages import said_of
+from penstock.messages import describe_error
 from penstock.progress import Progress
 from penstock.stores import is_local
 
@@ -162,7 +162,7 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
     except PenstockError as error:
         return error
     except Exception as error:  # whatever a damaged file makes a parser raise
-        return DataError(f"{file.uri}: cannot be read: {said_of(error)}")
+        return DataError(f"{file.uri}: cannot be read: {describe_error(error)}")
     return facts
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.installed import versions_of
-from penstock.messages import did_you_mean, said_of
+from penstock.messages import describe_error, did_you_mean
 from penstock.usercode.closure import Closure
 from penstock.usercode.files import content_digest, named_file, params_texts, shipped_data
 from penstock.usercode.imports import Layout, dotted_name
@@ -103,7 +103,7 @@ class UserCode(Section):
         except (Exception, SystemExit) as error:
             place = _place(error, self, package) if package is not None else ""
             raise UserCodeError(
-                f"{self.target} cannot be imported: {place}{said_of(error)}", next_step=_remedy(error)
+                f"{self.target} cannot be imported: {place}{describe_error(error)}", next_step=_remedy(error)
             ) from error
         try:
             return getattr(module, name)

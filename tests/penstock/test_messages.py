@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.messages import counted, did_you_mean, in_yaml, misnamed, said_of, shorten
+from penstock.messages import counted, describe_error, did_you_mean, in_yaml, misnamed, shorten
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from penstock.messages import counted, did_you_mean, in_yaml, misnamed, said_of,
     [(KeyError("x"), "KeyError: 'x'"), (SystemExit(), "SystemExit"), (SystemExit(2), "SystemExit: 2"), (OSError(), "OSError")],
 )
 def test_an_error_without_a_text_is_its_kind(error: BaseException, said: str) -> None:
-    assert said_of(error) == said
+    assert describe_error(error) == said
 
 
 def test_counts_and_long_values() -> None:

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
-from penstock.messages import counted, said_of
+from penstock.messages import counted, describe_error
 from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Fence, Writer, WriterRecord
 from penstock.training.checkpoint.manifest import (
@@ -333,7 +333,7 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
     except PenstockError:
         raise
     except Exception as error:  # a framework may report a full disk with classes of its own
-        reason = _full_disk(folder, size_bytes) or said_of(error)
+        reason = _full_disk(folder, size_bytes) or describe_error(error)
         raise CheckpointError(
             f"cannot write checkpoint {folder.uri()}: {reason}",
             next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import misnamed, said_of
+from penstock.messages import describe_error, misnamed
 from penstock.training.events import Event
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import TrainSpec
@@ -160,4 +160,4 @@ def build_user_model(code: UserCode, build: Callable[[], Any], params: Iterable[
             f"train.params do not fit {code.target}: {error}{meant}", next_step="compare train.params with its arguments"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
-        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {said_of(error)}") from error
+        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {describe_error(error)}") from error

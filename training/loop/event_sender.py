@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from penstock.machine.prints import KeptLines, copying_prints
-from penstock.messages import counted, said_of
+from penstock.messages import counted, describe_error
 from penstock.training.events import Event, Printed, TrainProgress, Warned
 from penstock.training.loop.machine_load import MachineSampler
 
@@ -78,7 +78,7 @@ class Courier:
             kept: list[Event] = [event for event in events if isinstance(event, Warned)]
             if lost := len(events) - len(kept):
                 text = f"{counted(lost, 'event')} of training could not be passed on to the driver"
-                kept.append(Warned(message=f"{text}: {said_of(error)}"))
+                kept.append(Warned(message=f"{text}: {describe_error(error)}"))
             with self._lock:
                 self._events[:0] = kept
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from penstock.messages import said_of
+from penstock.messages import describe_error
 from penstock.training.events import Event, MachineLoad, Warned, now_ms
 
 __all__ = ["MachineSampler"]
@@ -46,7 +46,7 @@ class MachineSampler:
             return [MachineLoad(t_ms=now_ms(), values={f"system/{name}": value for name, value in self._sample().items()})]
         except Exception as error:  # whatever a driver or a kernel has to say
             self._due_s = float("inf")
-            return [Warned(message=f"no charts of the machine from here on: {said_of(error)}")]
+            return [Warned(message=f"no charts of the machine from here on: {describe_error(error)}")]
 
     def _sample(self) -> Mapping[str, float]:
         memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("/"), psutil.net_io_counters()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import PenstockError, TrainingError
 from penstock.machine.stopping import stop_behind
-from penstock.messages import said_of
+from penstock.messages import describe_error
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.events import (
     Event,
@@ -90,7 +90,7 @@ class EventLog:
                 raise
             if not self._listener_failed:
                 _log.warning("the listener of training events fails: %s", error, exc_info=True)
-                self._warnings.append(f"training events could not be passed on: {said_of(error)}")
+                self._warnings.append(f"training events could not be passed on: {describe_error(error)}")
             self._listener_failed = True
 
     def _resume(self, event: Resumed) -> None:

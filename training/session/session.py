@@ -24,7 +24,7 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
-from penstock.messages import said_of
+from penstock.messages import describe_error
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
@@ -382,7 +382,7 @@ def whole_datasets(code: UserCode) -> frozenset[Split]:
         try:
             config = config()
         except Exception as error:  # the user's code
-            raise SpecError(f"train.datasets: {code.target}() failed: {said_of(error)}") from error
+            raise SpecError(f"train.datasets: {code.target}() failed: {describe_error(error)}") from error
     if not isinstance(config, ray.train.DataConfig):
         raise SpecError(
             f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",

@@ -24,7 +24,7 @@ from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 from penstock.digest import bytes_digest
 from penstock.errors import PenstockError, ServiceError
 from penstock.machine.empty_database import copy_database, keep_database
-from penstock.progress import saying_what_is_waited_for
+from penstock.progress import announce_wait
 from penstock.redact import first_line
 from penstock.training.tracking.mlflow_store import artifacts_beside, database_of, relocate_artifacts
 from penstock.training.tracking.sender import Trouble
@@ -140,7 +140,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
     """
     deadline = time.monotonic() + for_s
     delay_s = 0.5
-    with saying_what_is_waited_for(f"MLflow, to {what}"):
+    with announce_wait(f"MLflow, to {what}"):
         while True:
             try:
                 with _long_requests():

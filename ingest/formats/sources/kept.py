@@ -29,7 +29,7 @@ from penstock.ingest.ray_tasks import Item, ParallelMap, Result
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
-from penstock.progress import saying_what_is_waited_for
+from penstock.progress import announce_wait
 from penstock.storage import Storage
 from penstock.stores import is_local
 
@@ -94,7 +94,7 @@ def _keep(
         if files is not None and _is_seen_with(storage, files.root):
             return {"files": files.model_dump(mode="json")}
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
-        with saying_what_is_waited_for(f"the rows of {shorten(target)}, which are copied to the storage once"):
+        with announce_wait(f"the rows of {shorten(target)}, which are copied to the storage once"):
             cut = RowParts("", ()) if origin.parts is None else origin.parts()
             if len(cut.parts) < 2:
                 written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))

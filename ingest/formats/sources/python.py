@@ -16,7 +16,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.spec import DataSpec
-from penstock.messages import said_of
+from penstock.messages import describe_error
 from penstock.usercode.capture import UserCode, capture
 
 __all__ = ["PythonFormat", "PythonOptions"]
@@ -90,7 +90,7 @@ def _naming(code: UserCode) -> Iterator[None]:
     except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"{code.target} raised {said_of(error)} ({frame.filename}, line {frame.lineno})",
+            f"{code.target} raised {describe_error(error)} ({frame.filename}, line {frame.lineno})",
             next_step=f"correct {code.target}",
         ) from error
 

@@ -22,7 +22,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
-from penstock.messages import said_of
+from penstock.messages import describe_error
 
 __all__ = ["KEEP", "MapBatches", "MapBatchesOptions"]
 
@@ -85,7 +85,7 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
     except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"map_batches {target} raised {said_of(error)} ({frame.filename}, line {frame.lineno})",
+            f"map_batches {target} raised {describe_error(error)} ({frame.filename}, line {frame.lineno})",
             problems=[f"it was given {rows.where()}"],
             next_step=f"correct {target}; it gets a dict of numpy arrays with the columns {', '.join(batch)}",
         ) from error

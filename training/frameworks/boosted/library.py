@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import did_you_mean, said_of
+from penstock.messages import describe_error, did_you_mean
 from penstock.training.frameworks.boosted.table import FeatureTable, Floats
 from penstock.training.ranks import Group
 from penstock.usercode.capture import UserCode
@@ -47,7 +47,7 @@ class OwnObjective:
             raise
         except Exception as error:  # the user's code
             raise TrainingError(
-                f"{target} failed: {said_of(error)}",
+                f"{target} failed: {describe_error(error)}",
                 next_step="correct the function and run the same command again",
             ) from error
         if gradient.shape != predictions.shape or hessian.shape != predictions.shape:
