@@ -351,7 +351,7 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1], data)
         elsewhere = _elsewhere(location, data)
-        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(location[-1]), known, cutoff=0.6)
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(location[-1]), known)
         if known and not hint:
             hint = f"; known here: {', '.join(sorted(known))}"
         return path, f"unknown key{hint}"

@@ -60,7 +60,7 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
     """Suggest the closest known names, as `; did you mean 'a' or 'b'?`; empty where none is close. Case does not count."""
     by_lower = {each.lower(): each for each in sorted(known)}
     close = difflib.get_close_matches(name.lower(), by_lower, most, cutoff)

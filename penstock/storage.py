@@ -79,7 +79,7 @@ def root_problem(root: str) -> str | None:
     if "://" not in root or scheme == "file":
         return None
     if scheme not in fsspec.available_protocols():
-        return f"there is no store {scheme!r}{did_you_mean(scheme, fsspec.available_protocols())}"
+        return f"there is no store {scheme!r}{did_you_mean(scheme, fsspec.available_protocols(), cutoff=0.5)}"
     return None if rest.strip("/") else f"it names no bucket; write {scheme}://bucket/prefix"
 
 

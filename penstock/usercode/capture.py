@@ -108,7 +108,7 @@ class UserCode(Section):
         try:
             return getattr(module, name)
         except AttributeError as error:
-            hint = did_you_mean(name, dir(module), most=3)
+            hint = did_you_mean(name, dir(module), most=3, cutoff=0.5)
             raise UserCodeError(f"{self.target}: the module has no {name!r} after import{hint}") from error
 
 
@@ -185,7 +185,7 @@ def _project_path(module: str, target: str, base_dir: Path) -> str | None:
         patterns = ("*.py", "*/*.py", f"{Path(path).parent}/*.py")
         files = {file.relative_to(base_dir).as_posix() for pattern in patterns for file in base_dir.glob(pattern)}
         raise UserCodeError(
-            f"{target}: there is no file {path} in {base_dir}{did_you_mean(path, files, most=3)}",
+            f"{target}: there is no file {path} in {base_dir}{did_you_mean(path, files, most=3, cutoff=0.5)}",
             next_step="correct the path in the pipeline file",
         )
     return path

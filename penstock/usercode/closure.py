@@ -69,7 +69,7 @@ class Closure:
         """Where reached code reads environment variables, as `file:line`, in order."""
         module = self._module(path)
         if name not in module.names and "*" not in module.imports and "__getattr__" not in module.names:
-            hint = did_you_mean(name, module.names, most=3) or f"; it has {sorted(module.names)}"
+            hint = did_you_mean(name, module.names, most=3, cutoff=0.5) or f"; it has {sorted(module.names)}"
             raise UserCodeError(f"{path} defines no {name!r}{hint}", next_step=f"correct `{path}:{name}` in the pipeline file")
         self._execute(path)
         self._reach(path, (name,))

@@ -364,7 +364,7 @@ def _fitting(kind: LabelKind) -> list[str]:
 def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) -> str | None:
     known = {**CLASSIFICATION, **REGRESSION}
     if name not in known:
-        return f"{name!r} is unknown{did_you_mean(name, known, most=2)}"
+        return f"{name!r} is unknown{did_you_mean(name, known, most=2, cutoff=0.5)}"
     if kind == "none":
         return f"{name!r} needs a label; set data.label"
     if name not in _fitting(kind):
