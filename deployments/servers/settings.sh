@@ -4,7 +4,7 @@
 : "${PENSTOCK_SERVERS:=$HOME/.local/state/penstock}"
 mkdir -p "$PENSTOCK_SERVERS"
 
-# Loopback only, unless you say otherwise. None of these servers asks who is calling (see "Beyond one machine" in the README).
+# Loopback only, unless you say otherwise. None of these servers asks who is calling (docs/deploy.md).
 : "${PENSTOCK_HOST:=127.0.0.1}"
 
 # Three spellings, because no two of the projects read the same one.
