@@ -1,6 +1,6 @@
-"""How do the stages become a Prefect flow, and how does a person call it?
+"""How are the stages run as a Prefect flow and from the command line?
 
-Public: `pipeline` (the flow), `spec_file` (a YAML file as a checked spec), `cli` (the `penstock` command; `looking_back`
-and `operating` have verbs of it, `options` what several verbs take, `answer` how they answer).
+Public: `pipeline` (the flow), `spec_file` (a checked spec from a YAML file), `cli` (the `penstock` command; `looking_back`
+and `operating` have some of its verbs, `options` their common arguments, `answer` their output).
 Rooms: `servers`, `history`, `preflight`, `run`, `tune`, `predict`, `verbs`.
 """

@@ -1,4 +1,4 @@
-"""How does a verb of the command answer? A JSON object or a person's words, an exit code, and an error with its next step."""
+"""Answer for a verb: a JSON object or lines, an exit code, and an error with its next step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ from rich.console import Console
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.redact import hiding_secrets, redact_text
 
-__all__ = ["ANSWERED", "ERR", "OUT", "answer", "reporting_machine_errors", "say", "tell"]
+__all__ = ["ANSWERED", "ERR", "OUT", "LineConsole", "answer", "reporting_machine_errors", "say", "tell"]
 
 
-class _Out(Console):
+class LineConsole(Console):
+    """Prints each line whole and as it is written; a table needs `soft_wrap=False`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, markup=False, soft_wrap=True, **options)
+
     def on_broken_pipe(self) -> None:
-        """Nobody reads on, as below `| head`: say no more, and do the rest."""
+        """Print nothing more if the reader is gone, as below `| head`, and finish the work."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-OUT = _Out(highlight=False, emoji=False)
-"""What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
-ERR = Console(stderr=True, highlight=False, emoji=False)
+OUT = LineConsole()
+"""The answer. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
+ERR = LineConsole(stderr=True)
 
 
 def say(line: str) -> None:
-    """Print a line of what was asked for, whole and as it is written."""
-    OUT.print(line, markup=False, soft_wrap=True)
+    """Print a line of the answer to stdout."""
+    OUT.print(line)
 
 
 def tell(line: str, style: str | None = None) -> None:
-    """Print a line beside the answer, to stderr, whole and as it is written."""
-    ERR.print(line, style=style, markup=False, soft_wrap=True)
+    """Print a line beside the answer, to stderr."""
+    ERR.print(line, style=style)
 
 
 _ADVICE = {
@@ -52,7 +57,7 @@ _ADVICE = {
         "check the disk or the mount it lies on",
     ),
 }
-"""What mends the errors of a file that say nothing of penstock, by their number."""
+"""errno of a file -> advice."""
 
 
 def answer(
@@ -63,11 +68,11 @@ def answer(
     again: str = "",
     run: str = "",
 ) -> None:
-    """Do the work, report in the form asked for, and exit with the code the contract gives.
+    """Do the work, print its result, and exit with its code.
 
     Args:
-        again: the command that continues what a signal has stopped.
-        run: the `penstock run` of the pipeline file that the work is about, which the next step of an error may name.
+        again: the command that continues work stopped by a signal.
+        run: the `penstock run` command of the pipeline, for the next step of an error.
     """
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
@@ -76,7 +81,7 @@ def answer(
         exit_code = code(result)
     except PenstockError as error:
         if isinstance(error, Interrupted):
-            _on_signals(signal.SIG_IGN)  # one more must not take the answer away
+            _on_signals(signal.SIG_IGN)  # a second signal must not prevent the answer
         result, exit_code = _failure(error.with_next_step(run)), error.exit_code
         tell(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red")
         if isinstance(error, Interrupted) and again:
@@ -87,7 +92,7 @@ def answer(
         if again:
             tell(f"continue with: {again}")
     except (Exception, SystemExit) as error:
-        # Not one of ours: a defect. Show it whole, and keep the contract of one JSON line.
+        # A defect: show it whole, and still print one JSON object.
         traceback.print_exc(file=sys.stderr)
         result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
     if as_json:
@@ -95,7 +100,7 @@ def answer(
         try:
             print(redact_text(json.dumps(result, default=str)), file=stdout, flush=True)
         except OSError as error:
-            ERR.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
+            ERR.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red")
             exit_code = exit_code or PreflightError.exit_code
     if result["status"] == "interrupted":
         _on_signals(signal.SIG_DFL)  # output is complete: a second Ctrl-C may kill the process
@@ -104,7 +109,7 @@ def answer(
 
 @contextlib.contextmanager
 def reporting_machine_errors() -> Iterator[None]:
-    """Raise PreflightError for a file that may not be written, has no room, or lies on a disk that fails."""
+    """Raise PreflightError if a file cannot be written: permissions, a full disk, a failing disk."""
     try:
         yield
     except OSError as error:
@@ -117,10 +122,10 @@ def reporting_machine_errors() -> Iterator[None]:
 
 
 def _stdout_for_the_answer() -> TextIO:
-    """Keep stdout for the JSON object. What a recipe, a library or a child process prints from now on goes to stderr."""
+    """Keep stdout for the JSON object; from now on recipes, libraries and child processes print to stderr."""
     sys.stdout.flush()
     kept = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115
-    os.dup2(2, 1)  # for what does not go through Python: compiled code, children, what Ray's workers say
+    os.dup2(2, 1)  # for output that bypasses Python: compiled code, child processes, lines of Ray's workers
     sys.stdout = sys.stderr
     return kept
 
@@ -131,7 +136,7 @@ def _on_signals(action: signal.Handlers) -> None:
 
 
 ANSWERED: list[int] = []
-"""Exit codes for which a JSON object was printed: none, where the command line was not understood."""
+"""Exit codes of printed JSON objects: empty if the command line was wrong."""
 
 
 def _failure(error: PenstockError) -> dict[str, Any]:

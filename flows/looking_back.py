@@ -38,10 +38,10 @@ def status(
 
 def log(
     file: File = HERE,
-    last: Annotated[int | None, typer.Option(min=1, help="Only so many of the newest attempts.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="List only this many of the newest attempts.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List a pipeline's runs by date: what had changed, how it ended, how good it was, why it failed."""
+    """List a pipeline's runs by date, with changes, outcome, metric and error."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.log import collect_log, show_log
@@ -62,7 +62,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
+    """Compare two runs: spec, code, data, and metrics on the same rows."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.compare import compare_runs, comparison_page, show_comparison
@@ -80,7 +80,7 @@ def compare(
 def rows(
     name: RunName,
     step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many of its rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="List only this many of its rows.")] = None,
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +99,7 @@ def rows(
 def report(
     name: RunName = "last",
     output: Annotated[
-        Path | None, typer.Option(callback=can_be_written, help="Where to write it.", show_default="RUN.html")
+        Path | None, typer.Option(callback=can_be_written, help="File to write.", show_default="RUN.html")
     ] = None,
     file: FileOption = None,
     as_json: Json = False,

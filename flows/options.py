@@ -1,4 +1,4 @@
-"""Which arguments do several verbs of the command take, what does their help say, and which values can they not have?"""
+"""Arguments that several verbs of the command take."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs,
 
 
 def can_be_written(page: Path | None) -> Path | None:
-    """Refuse a file that could not be made, before minutes of work go into what would be in it."""
+    """Refuse a file that cannot be made, before the work that fills it."""
     if page is not None and page.is_dir():
         raise typer.BadParameter(f"{str(page)!r} is a folder; name a file in it")
     if page is not None and not page.parent.is_dir():
         folder = shlex.quote(str(page.parent))
-        raise typer.BadParameter(f"{str(page)!r} is in no folder that is there; first: mkdir -p {folder}")
+        raise typer.BadParameter(f"{str(page)!r} lies in a folder that does not exist; first: mkdir -p {folder}")
     return page

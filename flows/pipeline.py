@@ -1,7 +1,6 @@
 """The flow: one attempt at one run of a pipeline, from the file to the registered model.
 
-`pipeline` is what Prefect runs, ad hoc or from a deployment. Before the stages see run/open_attempt.py, after them
-run/close_attempt.py.
+Prefect runs `pipeline`, ad hoc or from a deployment. run/open_attempt.py comes before the stages, run/close_attempt.py after.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["pipeline"]
 def pipeline(request: RunRequest) -> State[Any]:
     """Run or continue the pipeline that `request.file` describes.
 
-    The result is the data of the state, completed or cancelled; of an attempt that fails, it is the error's `result`.
+    The result is the data of the completed or cancelled state; if the attempt fails, the error's `result`.
     """
     telemetry_off()
     reporter = make_reporter()
@@ -54,7 +53,7 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         _ = preflight.storage
-        held = stack.enter_context(contextlib.ExitStack())  # the lease of the run: released once Ray has ended
+        held = stack.enter_context(contextlib.ExitStack())  # the run's lease: released after Ray has ended
         need_ray = RayOnDemand(loaded, reporter, stopping, stack)
         if ray_address() is not None:
             project.spread = need_ray.spread
@@ -90,10 +89,10 @@ def _announce_wait(reporter: Reporter, holder: LeaseHolder) -> None:
 
 @contextlib.contextmanager
 def _unwrapping_interrupts() -> Iterator[None]:
-    """Raise the stop itself where a library made an exception of its own of it."""
+    """Raise the stop itself if a library wrapped it in an exception of its own."""
     try:
         yield
-    except Exception as error:  # of any class; without a stop behind it, it is raised as it was
+    except Exception as error:  # of any class
         stopped = stop_behind(error)
         if stopped is None or stopped is error:
             raise
@@ -101,11 +100,11 @@ def _unwrapping_interrupts() -> Iterator[None]:
 
 
 def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
-    """Perform the stages in order and close the attempt with an honest status. None: the rows made it another run's."""
+    """Perform the stages and close the attempt with its status. None: the prepared rows belong to another run."""
     try:
         introduce(ctx)
         performed = _perform_stages(ctx, request)
-        if ctx.stopping.lost is not None:  # and code in between ignored it
+        if ctx.stopping.lost is not None:  # code in between may have ignored it
             raise ctx.stopping.lost
         if not performed:
             close_attempt(ctx, "partial")
@@ -121,7 +120,7 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
 
 
 def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
-    """Perform them up to `request.until`; False: up to `shuffle`, since the prepared rows belong to another run."""
+    """Perform the stages up to `request.until`; False: only up to `shuffle`, as the prepared rows belong to another run."""
     for stage in ALL_STAGES:
         ctx.stopping.check()
         if stage.name == "train" and not reconfirm_run(ctx, fresh=request.fresh):
@@ -133,7 +132,7 @@ def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
 
 
 def _perform_on_whole_rows(ctx: RunContext, stage: Stage) -> None:
-    """Perform it; where a prepared shard that it reads is damaged, prepare that shard's rows again and go on."""
+    """Perform a stage; if it reads a damaged shard, prepare that shard's rows again and repeat."""
     mended: set[str] = set()
     while True:
         try:

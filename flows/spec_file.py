@@ -1,4 +1,4 @@
-"""How does a YAML file with overrides become a checked spec, with every problem reported at its line?"""
+"""Turn a YAML file with overrides into a checked spec, and report every problem at its line."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_js
 Path_ = tuple[str | int, ...]
 
 Problem = tuple[str, str]
-"""Dotted path, and what is wrong there."""
+"""(dotted path, message)"""
 
 _SHOWN = 80
-"""Characters of the value of a `--set` option in an error."""
+"""Characters of a `--set` value in an error."""
 
 
 class LoadedSpec:
@@ -60,8 +60,8 @@ class LoadedSpec:
 
     @cached_property
     def project(self) -> Project:
-        """The spec with what it points to: files, code, storage. Each is looked for once, on first use."""
-        from penstock.tasks.project import Project  # it brings the registries of frameworks and formats along
+        """The spec with its files, code and storage; each is loaded once, on first use."""
+        from penstock.tasks.project import Project  # it loads the registries of frameworks and formats
 
         return Project(self.spec, self.base_dir, self.origins)
 
@@ -89,7 +89,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         raise SpecError(
             f"no pipeline file at {path}"
             + (f"; {path.parent.resolve()} has {', '.join(there[:_NAMED_FILES])}" if there else ""),
-            next_step="name one that is there, or make a project to start from: penstock init DIR",
+            next_step="name an existing one, or make a project: penstock init DIR",
         )
     path = path.resolve()
     try:
@@ -111,7 +111,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         shown = [
             f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
             for p, message in problems
-            for where in [_where(path.name, p, origins) if (p, message) in of_file else _set_for(p, overrides)]
+            for where in [_where(path.name, p, origins) if (p, message) in of_file else _format_sets(p, overrides)]
         ]
         raise SpecError(
             f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
@@ -121,13 +121,13 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
             else f"edit {path.name}, then: penstock check {file}",
         )
     spec = spec.model_copy(update={"storage": _absolute(spec.storage, path.parent)})
-    use_stores(spec.stores)  # from here on every location of the file is reached as it says
+    use_stores(spec.stores)  # from here on locations use these settings
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
 
 
 def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[PipelineSpec | None, list[Problem]]:
-    """The spec, if it has the form of one, and what is wrong with it besides the problems that are known."""
+    """Validate; return the spec, if its form is right, and the problems besides `known`."""
     booleans = [*_booleans(data, PipelineSpec, ())]
     try:
         spec = PipelineSpec.model_validate(data)
@@ -147,7 +147,7 @@ _BOOLEAN = "{!r}: this is a number, and YAML reads yes, no, on, off, true and fa
 
 
 def _booleans(value: Any, annotation: Any, at: Path_) -> Iterator[Problem]:
-    """Find booleans where a number is needed: they would pass for 0 or 1."""
+    """Find booleans in place of numbers, which pydantic takes for 0 or 1."""
     if isinstance(value, bool):
         kinds = _numbers(annotation)
         if kinds and bool not in kinds:
@@ -168,17 +168,17 @@ def _booleans(value: Any, annotation: Any, at: Path_) -> Iterator[Problem]:
 
 
 def _numbers(annotation: Any) -> set[type]:
-    """Which of int, float and bool a value may be."""
+    """Return which of int, float and bool a value may be."""
     if annotation in (int, float, bool):
         return {annotation}
     return {kind for inner in get_args(annotation) for kind in _numbers(inner)}
 
 
 def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
-    """Return (storage, folder of embedded servers, pipeline's name) of an invalid file, if it names them.
+    """Return (storage, folder of embedded servers, pipeline's name) of an invalid file.
 
     Raises:
-        SpecError: it has no name.
+        SpecError: a name or a storage is missing.
     """
     path = (file / "pipeline.yaml" if file.is_dir() else file).expanduser().resolve()
     data = _parse(path, path.read_text(encoding="utf-8"))[0]
@@ -196,13 +196,13 @@ def _absolute(storage: str, base_dir: Path) -> str:
 
 
 def as_override(key: str, value: Any) -> str:
-    """The `--set` text that gives `key` this value, which YAML reads as it is."""
+    """Return the `--set` text that gives `key` this value."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"
 
 
 def option_values(texts: Sequence[str]) -> dict[str, Any]:
-    """The values of texts `a.b=value`, as `--option` takes them. Raises SpecError of one that is none."""
+    """Parse `--option` texts `a.b=value`. Raises SpecError for another form."""
     values: dict[str, Any] = {}
     problems = [message for text in texts for _, message in _apply(values, text, {})]
     if problems:
@@ -211,7 +211,7 @@ def option_values(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
-    """The text of a pipeline file like `loaded`'s, overrides and `values` put in and the section `tune` left out."""
+    """Return the text of `loaded`'s file with overrides and `values` applied, without its section `tune`."""
     data = yaml.safe_load(loaded.file.read_text(encoding="utf-8"))
     for override in (*loaded.overrides, *(as_override(key, value) for key, value in values.items())):
         _apply(data, override, {})
@@ -219,8 +219,8 @@ def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[tuple[str, str]]:
-    """Put every listed value and every end of a range into the file, one at a time, and check the result."""
+def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[Problem]:
+    """Check the file with each listed value and each end of a range of `tune.space`."""
     for key, dimension in spec.tune.space.items() if spec.tune is not None else ():
         for value in dimension.extremes:
             trial = copy.deepcopy(data)
@@ -238,14 +238,14 @@ def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[tuple[
 
 
 _NAMED_FILES = 5
-"""How many pipeline files are named where one is missing."""
+"""Pipeline files listed in an error."""
 
 _NAMED_BY_COLUMN = re.compile(r"^(data\.types|preprocess\.\d+\.(cast|rename))\.")
-"""Here a key is the name of a column, and independent of its value."""
+"""Keys that are names of columns: they say nothing about their values."""
 
 
-def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of the file is recorded and shown; a secret among them would be too."""
+def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
+    """Find values that look like secrets: every value of the file is recorded and shown."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _secrets(inner, f"{path}.{key}" if path else str(key))
@@ -254,7 +254,7 @@ def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def schema_json() -> str:
-    """The JSON Schema of a pipeline file, for editors."""
+    """Return the JSON Schema of a pipeline file, for editors."""
     schema = PipelineSpec.model_json_schema(by_alias=True)
     for path, names in NAMED.items():
         _property_of(schema, path)["enum"] = list(names.names)
@@ -264,7 +264,7 @@ def schema_json() -> str:
 
 
 def _property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """The JSON Schema of the field at a dotted path."""
+    """Return the JSON Schema of the field at a dotted path."""
     found = schema
     for part in path.split("."):
         section = found.get("$ref") or next((each["$ref"] for each in found.get("allOf", ())), None)
@@ -272,7 +272,7 @@ def _property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
     return found
 
 
-def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], list[tuple[str, str]]]:
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], list[Problem]]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
@@ -290,7 +290,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], lis
             next_step=f"edit {path.name}, or see what one looks like: penstock init DIR",
         )
     lines: dict[Path_, int] = {}
-    problems: list[tuple[str, str]] = []
+    problems: list[Problem] = []
     for location, line, duplicate in _walk(node, ()):
         if duplicate:
             problems.append((_dotted(location), f"the key is there twice (again in line {line}); YAML would keep the last"))
@@ -312,7 +312,7 @@ def _walk(node: yaml.Node, at: Path_) -> Iterator[tuple[Path_, int, bool]]:
             yield from _walk(value, (*at, index))
 
 
-def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list[tuple[str, str]]:
+def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list[Problem]:
     key, equals, raw = override.partition("=")
     if not equals or not key.strip():
         return [("--set", f"{override!r} is not of the form a.b=value")]
@@ -344,22 +344,22 @@ def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list
     return []
 
 
-def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
+def _describe(item: Any, data: dict[str, Any]) -> Problem:
     location = tuple(part for part in item["loc"] if isinstance(part, int) or _is_key(part))
     path = _dotted(location)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1], data)
-        elsewhere = _elsewhere(location, data)
+        known = _fields(location[:-1], data)
+        elsewhere = _with_section(location, data)
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(str(location[-1]), known)
         if known and not hint:
             hint = f"; known here: {', '.join(sorted(known))}"
         return path, f"unknown key{hint}"
     if item["type"] == "missing":
-        return path, "missing; this key is needed"
+        return path, "missing; this key is required"
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
-        if location[-1] == "[key]":  # it is the name of an entry that does not fit
+        if location[-1] == "[key]":  # the name of an entry is wrong
             location = location[:-2]
             path = _dotted(location)
         field = _fields(location[:-1], data).get(str(location[-1]))
@@ -372,27 +372,23 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
 
 
 def _is_key(part: str) -> bool:
-    # A union adds the name of the variant it tried to the location: `data.validation.SplitRule.fraction`.
+    # For a union, pydantic adds the variant to the location: `data.validation.SplitRule.fraction`.
     return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
 
 
-def _elsewhere(location: Path_, data: dict[str, Any]) -> list[str]:
-    """Return the place of a key without a section, if one section alone has it: `epochs` is `train.epochs`."""
+def _with_section(location: Path_, data: dict[str, Any]) -> list[str]:
+    """Return `[train.epochs]` for the key `epochs` without its section, if only one section has it."""
     if len(location) > 1:
         return []
-    sections = (name for name in _known_keys((), data) if location[0] in _known_keys((name,), data))
+    sections = (name for name in _fields((), data) if location[0] in _fields((name,), data))
     found = [f"{name}.{location[0]}" for name in sections]
     return found if len(found) == 1 else []
-
-
-def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
-    return list(_fields(location, data))
 
 
 def _fields(location: Path_, data: dict[str, Any]) -> dict[str, FieldInfo]:
     """Return the keys of a section of the file."""
     model: type[Section] | None = PipelineSpec
-    is_name = False  # of an entry of a mapping, such as a bucket of `stores`
+    is_name = False  # the part is an entry of a mapping, such as a bucket of `stores`
     for part in location:
         if isinstance(part, int) or model is None or is_name:
             is_name = False
@@ -423,30 +419,30 @@ def _where(name: str, path: str, origins: dict[str, str]) -> str:
     return name if found == "default" else found
 
 
-def _set_for(path: str, overrides: Sequence[str]) -> str:
-    """Those of the `--set` options that made a problem at `path`: of those that it has most of the path in common with."""
+def _format_sets(path: str, overrides: Sequence[str]) -> str:
+    """Format the `--set` options that share most of their path with a problem at `path`."""
     if path == "--set":
         return path
     keys = [override.partition("=")[0].strip() for override in overrides]
-    shared = [_shared(path.split("."), key.split(".")) for key in keys]
+    shared = [_shared_parts(path.split("."), key.split(".")) for key in keys]
     last = {key: override for key, override, parts in zip(keys, overrides, shared, strict=True) if parts == max(shared)}
-    return " ".join(_shown_set(override) for override in last.values())
+    return " ".join(_format_set(override) for override in last.values())
 
 
-def _shown_set(override: str) -> str:
-    """The option without secrets; of a mapping or a list, which may hold some, not what is in it."""
+def _format_set(override: str) -> str:
+    """Format an option without secrets and without the content of a mapping or a list."""
     key, _, value = (part.strip() for part in override.partition("="))
     held = {"{": "{...}", "[": "[...]"}.get(value[:1], redact(value, key))
     return f"--set {key}={held if len(held) <= _SHOWN else held[: _SHOWN - 3] + '...'}"
 
 
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many parts two paths begin with alike."""
+def _shared_parts(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the leading parts that two paths share."""
     return next((depth for depth, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _nearest(path: str, origins: dict[str, str]) -> str:
-    """The origin of a path, or of the closest mapping above it in the file: where a missing key would be added."""
+    """Return the origin of a path, or of the closest mapping above it, where a missing key would be added."""
     if path in origins:
         return origins[path]
     parts = path.split(".")
@@ -458,7 +454,7 @@ def _nearest(path: str, origins: dict[str, str]) -> str:
 
 
 def _origin(leaf: str, origins: dict[str, str]) -> str:
-    """The origin of a value: its own line, the `--set` that gave the mapping around it, or the default."""
+    """Return the origin of a value: its line, the `--set` of a mapping around it, or the default."""
     above = _nearest(leaf, origins)
     return origins.get(leaf, above if above.startswith("--set") else "default")
 

@@ -1,4 +1,4 @@
-"""How is a template rendered? jinja2 with everything escaped, and curves as inline SVG."""
+"""Render a template with jinja2, all values escaped, and curves as inline SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Curve = Sequence[tuple[float, float]]
 """(x, y) of each point, in order of x."""
 
 MAX_POINTS = 600
-"""Of a longer curve, so many are drawn, evenly chosen: a page of a week of training stays small."""
+"""A longer curve is thinned evenly to this many points, so that the page stays small."""
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 220, 56, 26, 12
 
@@ -34,7 +34,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def line_chart(curves: Mapping[str, Curve], x_label: str = "step") -> Markup:
-    """Curves on common axes, as SVG that takes its colours from the page's style (`c0`, `c1`, ...)."""
+    """Draw curves on common axes, as SVG with colours from the page's style (`c0`, `c1`, ...)."""
     drawn = {name: [p for p in _thinned(curve) if math.isfinite(p[1])] for name, curve in curves.items()}
     points = [point for curve in drawn.values() for point in curve]
     if not points:

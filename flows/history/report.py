@@ -1,4 +1,4 @@
-"""What is on the page of a run? Stages and attempts on a time line, data, curves, throughput, figures, environment."""
+"""Make the page of a run: time line, data, curves, throughput, figures, environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.flows.history.render import render
@@ -19,21 +19,21 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 
-__all__ = ["report_page", "throughput_sentence", "wait_by_rank"]
+__all__ = ["report_page", "sort_by_split", "throughput_sentence", "wait_by_rank"]
 
 _NEVER = 1 << 60
 
 _RANK_WAIT = re.compile(r"ranks/\d+/data_wait_s")
 
 _DATA_BOUND = 0.1
-"""From this share of the time on, waiting for rows is worth a knob."""
+"""Share of the time spent waiting for rows above which training counts as data-bound."""
 
 
 def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
     """Render the page of a run as HTML, from its records.
 
     Args:
-        newest: the newest attempt, where its record is not written yet.
+        newest: the newest attempt, if its record is not written yet.
     """
     attempts = [attempt for attempt in ledger.attempts(run.run) if newest is None or attempt.number != newest.number]
     attempts += [newest] if newest is not None else []
@@ -45,7 +45,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         run=run,
         attempts=attempts,
         line=_time_line(attempts),
-        metrics=[(entry["metric"], entry["value"]) for entry in _metrics(run)],
+        metrics=[(name, run.result["metrics"][name]) for name in sort_by_split(run.result.get("metrics", {}))],
         files=list(sources.items())[:200],
         num_files=len(sources),
         rows={split: manifest.rows.get(split, 0) for split in SPLITS} if manifest is not None else {},
@@ -68,7 +68,7 @@ def _left_out(manifest: DatasetManifest) -> str:
 
 
 def throughput_sentence(points: Sequence[Point]) -> str:
-    """Describe how fast it trained, how long it waited for rows, and what may help; empty if nothing is on record."""
+    """Describe the rate, the share of time spent waiting for rows, and what may help; empty if nothing is on record."""
     rates = [point.values["train/rows_per_s"] for point in points if "train/rows_per_s" in point.values]
     timed = [point.values for point in points if {"train/step_s", "train/data_wait_s"} <= point.values.keys()]
     if not rates:
@@ -79,7 +79,7 @@ def throughput_sentence(points: Sequence[Point]) -> str:
         return sentence + "."
     share = sum(values["train/data_wait_s"] for values in timed) / total
     if share < _DATA_BOUND:
-        return f"{sentence}, and waited for rows {share:.0%} of the time: the model is what takes it, not the data."
+        return f"{sentence}, and waited for rows {share:.0%} of the time: the model takes the time, not the data."
     ranks = wait_by_rank(points)
     by_rank = f" (rank {max(ranks, key=lambda entry: entry['wait_s'])['rank']} the most)" if len(ranks) > 1 else ""
     return (
@@ -89,7 +89,7 @@ def throughput_sentence(points: Sequence[Point]) -> str:
 
 
 def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """List for each rank how long it waited for rows in all, and the share of the time of the steps."""
+    """List each rank's total wait for rows, and its share of the time of the steps."""
     steps_s = sum(point.values.get("train/step_s", 0.0) for point in points)
     waits: dict[str, float] = {}
     steps = 0  # since the ranks last reported: their value is the mean over these steps
@@ -105,12 +105,10 @@ def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
     return [{"rank": rank, "wait_s": wait_s, "share": wait_s / steps_s if steps_s else None} for rank, wait_s in by_number]
 
 
-def _metrics(run: Run) -> list[dict[str, Any]]:
-    """Test first, train last."""
-    found = run.result.get("metrics", {})
+def sort_by_split(metrics: Iterable[str]) -> list[str]:
+    """Sort names of metrics: test first, train last."""
     splits = ("test/", "val/", "train/")
-    order = sorted(found, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
-    return [{"metric": name, "value": found[name]} for name in order]
+    return sorted(metrics, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
 
 
 def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:

@@ -1,4 +1,4 @@
-"""Is everything there that the run needs, before anything is spent? Storage, disk, memory, CPUs and the recipe."""
+"""Check storage, disk, memory, CPUs and the recipe before a run spends anything."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ __all__ = [
 
 
 PREPARED_TO_SOURCE = 3.0
-"""Prepared rows may take this many times the source's bytes: text and compressed files grow."""
+"""Prepared rows may take this many times the bytes of the sources: text and compressed files grow."""
 
 FREE_AFTER_BYTES = 256 << 20
-"""What must stay free on the disk when the dataset and the checkpoints are written."""
+"""Bytes that must stay free on the disk of the storage."""
 
 
 def check_storage(storage: Storage, *, writes: bool = True) -> None:
@@ -110,44 +110,41 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
 
 
 class Preflight:
-    """The checks of one loaded file. Each is made once: the flow takes over what the command has found.
-
-    A check that fails raises its error each time.
-    """
+    """The checks of one loaded file. Each succeeds once, for the command and the flow; a failed check is repeated."""
 
     def __init__(self, loaded: LoadedSpec) -> None:
         self.loaded, self.project = loaded, loaded.project
 
     @cached_property
     def storage(self) -> None:
-        """`check_storage`: a small file was written, listed, read and deleted."""
+        """Run `check_storage`."""
         check_storage(self.project.storage)
 
     @cached_property
     def resources(self) -> list[str]:
-        """`check_resources`, with its warnings."""
+        """Run `check_resources`; its warnings."""
         return check_resources(self.project)
 
     @cached_property
     def machine(self) -> None:
-        """`check_machine`."""
+        """Run `check_machine`."""
         check_machine(self.loaded.spec)
 
     def ahead(self, until: str | None = None, *, writes: bool = True) -> None:
         """Check files, their columns, code and machine before a server starts, as far as that is quick.
 
-        A listing of a remote store may take long, and is left to the flow.
+        Listing a remote store may take long, and is left to the flow.
 
         Args:
             until: the last stage of the run.
             writes: as in `check_storage`, of a local storage.
 
         Raises:
-            PenstockError: the first part that does not hold, with all its problems.
+            PenstockError: the first part that fails, with all its problems.
         """
         project, spec = self.project, self.loaded.spec
         places = [place for split in SPLITS if isinstance(place := getattr(spec.data, split), str)]
-        # What a cluster will copy is listed once the flow has joined it.
+        # Rows that a cluster will copy are listed once the flow has joined it.
         lists = all(map(is_local, places)) and not (ray_address() is not None and format_of(spec.data).is_kept)
         check_named(project, lists=lists)
         project.check_start()
@@ -165,10 +162,10 @@ class Preflight:
 
 
 def _has_begun(project: Project) -> bool:
-    """Whether part of the work may be done already, and need nothing more."""
+    """Return whether part of the work may be done already."""
     try:
         return Ledger(project.storage).current_run(project.spec.name) is not None
-    except PenstockError:  # the flow meets it again, and reports it
+    except PenstockError:  # the flow reports it
         return True
 
 
@@ -179,27 +176,27 @@ def check_named(project: Project, *, lists: bool = True) -> None:
         lists: list the source files; without it only code is checked.
 
     Raises:
-        SpecError, DataError: listing all that is not there, or that a step cannot take.
+        SpecError, DataError: with everything that is missing, or that a transform cannot take.
     """
     project.look_for(*([lambda: _check_columns(project)] if lists else []), lists=lists)
 
 
 def _check_columns(project: Project) -> None:
-    """Compare the columns that the pipeline file names with those of one file, if its beginning shows them.
+    """Compare the columns that the pipeline file names with those of one source file, if its beginning shows them.
 
     Raises:
-        SpecError: listing every column that is not there, or holds text where a transform takes none.
+        SpecError: with every column that is missing, or holds text that a transform does not take.
     """
-    # All columns of the file, so that one that is named wrongly is held against what there is, not what is read.
+    # All columns of the file, not only those to read, so that a wrong name gets a good message.
     data, reader = project.source, reader_of(project.spec.data.model_copy(update={"columns": None}))
     files = project.train_files
     if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
-        return  # another file may have what this one lacks
+        return  # another file may have a column that this one lacks
     file = file_with_rows(files)
     facts = glance(reader, file)
     if facts is not None and facts.rows:
         columns = columns_in(data, file, facts)
-        # A stray word makes text of numbers; reading all files finds its place.
+        # One word makes a column of numbers a column of text; reading all files finds its place.
         strays = {name for name, seen in facts.mostly_numbers.items() if seen is not None and name not in data.types}
         sure = {name: pa.null() if name in strays else kind for name, kind in columns.items()}
         slices = [name for each in project.spec.evaluate.slices for name in ([each] if isinstance(each, str) else each)]
@@ -213,7 +210,7 @@ def file_with_rows(files: Sequence[SourceFile]) -> SourceFile:
 
 
 def check_resources(project: Project) -> list[str]:
-    """Compare disk and memory with the size of the sources. Returns warnings, also of files that are not read.
+    """Compare disk and memory with the size of the sources; return warnings, also about files that are not read.
 
     Raises:
         PreflightError: the prepared rows cannot fit.
@@ -228,7 +225,7 @@ def check_resources(project: Project) -> list[str]:
         there = sum(shard.stat().st_size for shard in folder.glob("units/*/*.arrow"))
         if free + min(there, source) < source + FREE_AFTER_BYTES:
             raise PreflightError(
-                f"{folder} has {free / 1e6:,.0f} MB free; prepared rows go there, which take about as much as the sources "
+                f"{folder} has {free / 1e6:,.0f} MB free; prepared rows take about as much as the sources "
                 f"({source / 1e6:,.0f} MB), and {FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free",
                 next_step="free some space, or point `storage` to a larger disk or to s3://",
             )
@@ -247,20 +244,20 @@ def check_resources(project: Project) -> list[str]:
 
 
 def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint_bytes: int) -> list[str]:
-    """Compare the disk with the checkpoints that will lie there. Returns warnings.
+    """Compare the disk with the checkpoints; return warnings.
 
     Args:
         parameters: of the model.
-        weights_bytes: the least that a checkpoint takes.
-        checkpoint_bytes: what it takes as a rule.
+        weights_bytes: lower bound of a checkpoint.
+        checkpoint_bytes: usual size of a checkpoint.
 
     Raises:
-        PreflightError: not even their weights can fit.
+        PreflightError: even the weights alone do not fit.
     """
     if not project.storage.is_local:
         return []
     folder, keep = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint.keep
-    # One more is written before the oldest goes, and the best may be an old one.
+    # One more is written before the oldest is deleted, and the best may be an old one.
     count = keep + (2 if project.spec.train.checkpoint.best else 1)
     weights, with_optimizer = count * weights_bytes, count * checkpoint_bytes
     free = shutil.disk_usage(folder).free
@@ -274,7 +271,7 @@ def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint
 
 
 def machine_cpus() -> float:
-    """CPUs that workers may hold on this machine. Two may share one: that is how a pipeline is tried out."""
+    """Return the CPUs that workers may hold on this machine. Two may share one, to try a pipeline out."""
     return float(max(2, len(os.sched_getaffinity(0))))
 
 
@@ -282,7 +279,7 @@ def check_machine(spec: PipelineSpec) -> None:
     """Compare the workers with this machine, on which Ray will run if no cluster is given.
 
     Raises:
-        PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
+        PreflightError: there are too few CPUs or GPUs: workers would wait for ever.
     """
     cpus = machine_cpus()
     if held_by_workers(spec) > cpus:
@@ -294,7 +291,7 @@ def check_machine(spec: PipelineSpec) -> None:
         )
     if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
         return
-    import torch  # most commands do without
+    import torch
 
     refusal = gpus_refused(spec, torch.cuda.device_count())
     if refusal is not None:
@@ -329,10 +326,10 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
 
 
 def check_recipe(project: Project) -> None:
-    """Load what the framework will train, callbacks and the transforms' functions, so that their first error costs nothing.
+    """Load the recipe, callbacks and the transforms' functions, so that an import error costs nothing.
 
     Raises:
-        SpecError: naming the target and what is wrong.
+        SpecError: naming the target and the problem.
     """
     project.framework.check(project.recipe, project.spec.train)
     if project.data_config is not None:
@@ -341,9 +338,11 @@ def check_recipe(project: Project) -> None:
         whole_datasets(project.data_config)
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
         framework = project.spec.train.framework
-        raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")
+        raise SpecError(
+            f"train.callbacks: {framework} takes no callbacks", next_step="remove them, or use train.framework: torch"
+        )
     if project.callbacks:
-        from penstock.training.callbacks.callback import load_callbacks  # loads torch, which most commands do without
+        from penstock.training.callbacks.callback import load_callbacks  # loads torch
 
         load_callbacks(project.callbacks)
     for target, code in project.transforms.items():

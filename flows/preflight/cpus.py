@@ -1,4 +1,4 @@
-"""How many CPUs and GPUs does a run need at once, and what if no nodes of the cluster hold them?"""
+"""Count the CPUs and GPUs that a run needs at once, and refuse a cluster without them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["cpus_needed", "gpus_refused", "held_by_workers", "workers_refused"]
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
-    """CPUs a run needs at once: its workers, and some beside them for data tasks, at least one."""
+    """Return the CPUs a run needs at once: for its workers, and at least one for data tasks."""
     return held_by_workers(spec) + max(1.0, _needed_by_streams(spec))
 
 
 def workers_refused(
     spec: PipelineSpec, nodes: Sequence[Mapping[str, float]], most: Mapping[str, float] | None = None
 ) -> PreflightError | None:
-    """The refusal if nodes with these resources cannot hold the workers and their streams; None if they can.
+    """Return the error if nodes with these resources cannot hold the workers and their streams, else None.
 
     With `cache: disk` and `memory` all rows are prepared before the workers start, and reading them takes no tasks.
 
     Args:
-        most: what the nodes together can grow to, if that is known.
+        most: resources that the nodes together can grow to, if known.
     """
     train, streams = spec.train, _needed_by_streams(spec)
     gpus = {"GPU": float(train.gpus)} if isinstance(train.gpus, int) and train.gpus else {}
     missing = missing_for_workers(train.workers, {"CPU": train.cpus_per_worker, **gpus}, nodes, most)
     if missing is not None:
         return PreflightError(
-            f"the workers would wait without end for {missing}",
+            f"the workers would wait for ever for {missing}",
             next_step="lower train.workers or what each of them takes (train.cpus_per_worker, train.gpus), or add nodes",
         )
     cpus = max(sum(node.get("CPU", 0.0) for node in nodes), most.get("CPU", 0.0) if most else 0.0)
@@ -41,32 +41,32 @@ def workers_refused(
     return PreflightError(
         f"{counted(train.workers, 'worker')} of {train.cpus_per_worker:g} CPUs plus {streams:g} for the tasks of their streams "
         f"need {held_by_workers(spec) + streams:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other "
-        "without end",
+        "for ever",
         next_step="use materialize.cache: disk or memory, lower train.workers or train.cpus_per_worker, or add nodes",
     )
 
 
 def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
-    """The refusal if there are fewer GPUs than the spec asks for by number; None if there are enough."""
+    """Return the error if there are fewer GPUs than `train.gpus` asks for by number, else None."""
     if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
         return None
     return PreflightError(
         f"{counted(spec.train.workers, 'worker')} with train.gpus: {spec.train.gpus} need "
         f"{counted(spec.train.gpus * spec.train.workers, 'GPU')}; "
         f"there are {gpus:g}",
-        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
+        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes the GPUs there are",
     )
 
 
 def held_by_workers(spec: PipelineSpec) -> float:
-    """CPUs that the training workers keep for themselves."""
+    """Return the CPUs of the training workers."""
     return spec.train.workers * spec.train.cpus_per_worker
 
 
 def _needed_by_streams(spec: PipelineSpec) -> float:
     if spec.materialize.cache != "none":
         return 0.0
-    # It loads Ray Data and torch, and an early start of Ray must not wait for them.
+    # Imported here: it loads Ray Data and torch, and an early start of Ray must not wait for them.
     from penstock.ingest.feed.stream import streams_cpus
 
     return streams_cpus(spec.train.workers)

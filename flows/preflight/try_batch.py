@@ -1,18 +1,16 @@
-"""Does one real batch go through everything? A few hundred rows are prepared and cached, and two fed to what is trained.
+"""Try one real batch: prepare and cache a few hundred rows, and feed two of them to the model.
 
-The same functions as in a run do the work, so what passes here fails later only for reasons of size. Two rows, because batch
-norm needs two, and this machine may be smaller than those that train.
+The functions are those of a run, so that a run fails later only for reasons of size. Two rows, because batch norm needs two,
+and this machine may be smaller than those that train.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -51,7 +49,7 @@ SAMPLE_ROWS = 512
 TRIED_ROWS = 2
 
 SAMPLE_FILES = 8
-"""Rows come from so many files, since one file may hold one class only."""
+"""Files the rows come from: a single file may hold one class only."""
 
 
 def try_one_batch(
@@ -62,21 +60,20 @@ def try_one_batch(
     for_sweep: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any]:
-    """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
+    """Send one batch of real rows through the transforms and the framework, as training does.
 
     Args:
-        snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
-        on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
-        for_sweep: `tune.metric` must be one that a validation measures, as far as one batch shows.
-        say: called with a line for each wait there, and for each line that user code prints.
+        snapshot: the source if it was read already; without it only the beginning of the first train file is read.
+        on_cluster: try the batch in a Ray task with the resources of a training worker; Ray is connected.
+        for_sweep: check that a validation measures `tune.metric`, as far as one batch shows.
+        say: called with each line that user code prints, and for each wait on the cluster.
 
     Returns:
-        `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
-        `sized_by_sample`, the transforms that may find more categories in all rows; `begins_with` where `train.start_from` is
-        given.
+        `rows`, `columns`, the fields of the framework's `TriedBatch`, `sample_rows`, `sized_by_sample` (transforms that may
+        find more categories in all rows), and `begins_with` if `train.start_from` is given.
 
     Raises:
-        SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
+        SpecError, DataError, TrainingError: naming the user's file and line if there is one.
     """
     with (
         passing_prints(lambda line: say(f"first batch: {line}")),
@@ -92,11 +89,11 @@ class _Sample(NamedTuple):
     """A few hundred rows, prepared."""
 
     rows: int
-    """Before they were prepared."""
+    """Number of rows before preparation."""
     storage: Storage
     manifest: DatasetManifest
     sizing_transforms: list[str]
-    """Transforms that learnt categories, of which all rows may have more: the model may grow with them."""
+    """Transforms that learnt categories: with more of them in all rows, the model may be larger."""
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> _Sample:
@@ -116,7 +113,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     rows = sum(table.num_rows for table in tables)
     if not rows:
         raise DataError(f"{files[0].uri} holds no rows")
-    # One file for each of the source's, in its order, so that an error can name the real one and the row in it.
+    # One file for each source file, in the same order, so that an error can name the real file and row.
     (folder / "rows").mkdir()
     for number, table in enumerate(tables):
         pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
@@ -129,7 +126,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
 
 
 def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:
-    """The same error about the source's files instead of the sample's."""
+    """Return the error with the names of the source files in place of the sample's."""
 
     def real(text: str) -> str:
         for number, file in enumerate(files):
@@ -145,7 +142,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     # As Parquet the sample keeps the types it was read with, whatever the source's format.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
     listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
-    any_number = QuarantineSpec(max_fraction=1.0)  # of a few rows one bad one is many
+    any_number = QuarantineSpec(max_fraction=1.0)  # one bad row of a few is a large fraction
     data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None, "quarantine": any_number})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
@@ -162,13 +159,13 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
 
 
 def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
-    """`count` of the files, evenly over all of them."""
+    """Choose `count` files, spread evenly."""
     stride = max(1, len(files) // count)
     return files[::stride][:count]
 
 
 def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:
-    """Two rows, or one where the steps' budget of entries never holds two."""
+    """Return two rows, or one if the budget of entries of a step never holds two."""
     by_length = project.spec.shuffle.by_length
     if by_length is not None:
         find_column(by_length, manifest.feed_schema.columns)
@@ -210,7 +207,7 @@ def _try_framework(
 
 
 def _refuse_unmeasured(project: Project, there: list[str]) -> None:
-    """Raise SpecError before a sweep trains trials whose metric is missing."""
+    """Raise SpecError if validation does not measure `tune.metric`."""
     tune = project.spec.tune
     if tune is not None and tune.metric not in there:
         raise SpecError(
@@ -219,7 +216,7 @@ def _refuse_unmeasured(project: Project, there: list[str]) -> None:
 
 
 def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
-    """Describe the weights of `train.start_from` that the model takes; None if the framework hides its own."""
+    """Describe the weights of `train.start_from` that the model takes; None if the framework does not expose its weights."""
     if tried.weights is None:
         return None
     from penstock.training.checkpoint.matching import read_weights, told_of_matching  # most do without
@@ -228,22 +225,4 @@ def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
 
 
 def _try_batch(framework: str, *arguments: Any) -> TriedBatch:
-    with _exits_raise():
-        return FRAMEWORKS.get(framework).try_batch(*arguments)
-
-
-@contextmanager
-def _exits_raise() -> Iterator[None]:
-    """Turn an `os._exit` of user code, which would end `check` silently, into an error."""
-    exits, here = os._exit, os.getpid()
-
-    def raises(status: int) -> NoReturn:
-        if os.getpid() != here:  # a child that the code has forked
-            exits(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = raises
-    try:
-        yield
-    finally:
-        os._exit = exits
+    return FRAMEWORKS.get(framework).try_batch(*arguments)

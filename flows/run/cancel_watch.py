@@ -1,6 +1,6 @@
-"""Was Cancel pressed in Prefect? A thread polls the server and then sends this process the signal of Ctrl-C.
+"""Stop this process if its flow run is cancelled in Prefect: a thread polls the server, then sends SIGTERM.
 
-Prefect itself signals only flow processes that its workers started; a flow from a terminal would run to its end.
+Prefect signals only processes that its workers started.
 """
 
 from __future__ import annotations

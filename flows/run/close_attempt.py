@@ -1,4 +1,4 @@
-"""How does an attempt end? With a result, and with its true status in the ledger, in Prefect and at the tracker."""
+"""End an attempt: return its result, and record its status in the ledger, in Prefect and at the tracker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 __all__ = ["close_attempt"]
 
 PREFECT_BACK_S = 30.0
-"""How long the end of an attempt waits for a Prefect server that is away: an embedded one is being started again by then."""
+"""Seconds to wait for a Prefect server that is away; an embedded one is restarted by then."""
 
 
 def close_attempt(ctx: RunContext, status: Status, error: BaseException | None = None, note: str = "") -> dict[str, Any]:
@@ -28,7 +28,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
 
     Args:
         error: the cause of the end; if given, a failure to write the record only warns, so that it does not hide this error.
-        note: begins the tracked run's description.
+        note: first paragraph of the tracked run's description.
     """
     if ctx.attempt.ended is not None:
         return ctx.run.result
@@ -36,7 +36,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     result = _result(ctx, status)
     done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
     ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
-    # Before the tracker is waited for: a signal there must not make a finished run look unfinished.
+    # Before waiting for the tracker: a signal there must not leave a finished run unrecorded.
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
@@ -60,7 +60,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         waits = counted(unsent, "record waits", "records wait")
         ctx.reporter.warn(f"{waits} for the tracking server; the next penstock run or status sends what is left")
     if unrecorded is None:
-        # Last: an attempt that is still marked as running is what a later command repairs.
+        # Last: a later command repairs an attempt that is still marked as running.
         unrecorded = _failure_of(lambda: ctx.ledger.save_attempt(ctx.run.run, ctx.attempt))
     if unrecorded is not None:  # a full disk, for instance
         ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
@@ -68,7 +68,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
 
 
 def _flow_run_name(ctx: RunContext, status: Status) -> str:
-    """Pipeline and date, which the run's id is made of, then how it ended: a list of flow runs can be read."""
+    """Name the flow run after the run's id, the attempt, its status and main metric."""
     performed = [outcome.outcome for outcome in ctx.outcomes.values()]
     nothing_new = status == "done" and set(performed) == {"reused"} and ctx.run.sweep != ctx.run.run
     how = "all reused" if nothing_new else status
@@ -79,7 +79,7 @@ def _flow_run_name(ctx: RunContext, status: Status) -> str:
 
 
 def _attach_report(ctx: RunContext) -> None:
-    """Give the tracker the page of the run, where there is something new to read."""
+    """Send the page of the run to the tracker, unless all stages were reused."""
     if all(outcome.outcome == "reused" for outcome in ctx.outcomes.values()):
         return
     try:
@@ -89,7 +89,7 @@ def _attach_report(ctx: RunContext) -> None:
 
 
 def _description(ctx: RunContext) -> str:
-    """Result, model and data, a paragraph each, and where Prefect shows the attempt."""
+    """Describe result, model and data in a paragraph each, and link the attempt in Prefect."""
     found = describe(ctx)
     if ctx.attempt.prefect_flow_run_id is not None:
         page, embedded = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir)
@@ -102,18 +102,17 @@ def _warn_of_changed_files(ctx: RunContext) -> None:
     """Warn that a file that counts as code has changed: the next command begins a new run."""
     try:
         changed = ctx.project.changed_meanwhile()
-    except (OSError, PenstockError):  # the code itself is being written anew
+    except (OSError, PenstockError):  # the files are being written
         return
     if changed:
         ctx.warn(
-            f"the code names {', '.join(changed)}, so that these files count as code, and they have changed meanwhile: the "
-            "next command begins a new run. A file that the code itself writes is better put where no literal names it: below "
-            "tempfile.gettempdir()"
+            f"{', '.join(changed)} changed during the run; the code names them, so they count as code, and the next command "
+            "begins a new run. Let code write files to places that no literal names, below tempfile.gettempdir()"
         )
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
-    """What the attempt reports: `penstock run --json` prints it, and the run's record keeps it."""
+    """Make the result of the attempt, which `penstock run --json` prints and the run's record keeps."""
     outputs = {name: outcome.output for name, outcome in ctx.outcomes.items()}
     trained, evaluated, registered = (outputs.get(name, {}) for name in ("train", "evaluate", "register"))
     result = {
@@ -128,7 +127,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
             for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
-        # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
+        # The evaluated and registered checkpoint; before that, the newest.
         "checkpoint": trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
         "model_uri": registered.get("uri"),
         "promotion": registered.get("promotion"),
@@ -145,12 +144,12 @@ def _newest_checkpoint(ctx: RunContext) -> str | None:
     try:
         committed = CheckpointStore(ctx.work_storage).committed()
     except (OSError, PenstockError):
-        return None  # already reported, or reported by the next attempt
+        return None  # reported already, or by the next attempt
     return committed[0].name if committed else None
 
 
 def _failure_of(save: Callable[[], None]) -> OSError | ServiceError | None:
-    """Write a record; return why that failed."""
+    """Write a record; return the error if it fails."""
     try:
         save()
     except (OSError, ServiceError) as failure:

@@ -1,4 +1,4 @@
-"""Which run does a command continue, and what may have changed since? Decides only; open_attempt.py acts."""
+"""Decide which run a command continues, and which changes it accepts. open_attempt.py acts on the decision."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ __all__ = [
 ]
 
 _MAY_LEAVE_ROWS = ("version.", "materialize.", "format", "key.")
-"""Inputs that may change without changing the rows of training. Only preparing them can tell."""
+"""Inputs that may change without changing the rows of training; preparing the rows shows it."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """The pipeline's newest run, and how far it came."""
+    """The pipeline's newest run, and its progress."""
 
     run: Run
     reached: TrainState | None = None
-    """Where its newest committed checkpoint stands; None without one."""
+    """State of its newest committed checkpoint; None without one."""
     begun: bool = False
-    """Training has begun in one of its attempts, so that its tracked run may hold points."""
+    """Training has begun in an attempt, so the tracked run may hold points."""
 
 
 def past_of(ledger: Ledger, run: Run) -> Past:
-    """Look up how far `run` came.
+    """Look up the progress of `run`.
 
     Raises:
         CheckpointError: a checkpoint is from a newer penstock.
@@ -67,7 +67,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Continue:
-    """Go on with `run`; `warnings` say which promises the changes cost. While the train key is unknown, until it is known."""
+    """Continue `run`; `warnings` name the promises that the changes cost. Decided again once the train key is known."""
 
     run: Run
     warnings: tuple[str, ...] = ()
@@ -75,16 +75,16 @@ class Continue:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Going on would break a promise; the changes are named."""
+    """Do not continue: the changes would break a promise."""
 
     run: Run
     changes: tuple[str, ...]
 
 
 def refusal(decision: Refuse, command: str) -> ResumeError:
-    """The error that a `run` command ends with; `command` begins a new run."""
+    """Return the error of a refused run; `command` begins a new run."""
     return ResumeError(
-        f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
+        f"run {decision.run.run} is not finished, and it cannot continue with these changes since its last attempt",
         problems=decision.changes,
         next_step=f"undo the change, or begin a new run: {command}",
     )
@@ -93,7 +93,7 @@ def refusal(decision: Refuse, command: str) -> ResumeError:
 def decide(
     ledger: Ledger, current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey]
 ) -> NewRun | Continue | Refuse:
-    """Decide what a `run` command does after `current`, the pipeline's newest run, by what the ledger knows.
+    """Decide what a `run` command does after `current`, the pipeline's newest run, from the ledger.
 
     Raises:
         CheckpointError: a checkpoint is from a newer penstock.
@@ -114,7 +114,7 @@ def choose_run(
         past: the pipeline's newest run, if any.
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
-        fresh: the user asked to start over.
+        fresh: begin a new run.
         same: a run of the pipeline whose training has exactly the new key.
     """
     if fresh or past is None:
@@ -123,7 +123,7 @@ def choose_run(
     if same is not None and same.run != current.run:
         return Continue(same)
     if reached is None:
-        # Nothing can be lost, but two trainings must not be shown as one.
+        # No work is lost, but two trainings must not be tracked as one.
         changed = differences(current, keys) if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _row_changes(current, keys)
@@ -145,13 +145,13 @@ def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
 
 
 def others_at_work(ledger: Ledger, pipeline: str, keys: Mapping[str, StageKey]) -> dict[str, list[str]]:
-    """Return each run of the pipeline that a process works on, with the differences to the training of `keys`."""
+    """Return each run that a process works on, with its differences to the training of `keys`."""
     runs = map(ledger.load_run, holders_of_runs(ledger.storage, pipeline))  # None: a damaged record
     return {run.run: differences(run, keys) for run in runs if run is not None}
 
 
 def refuse_same_training(ledger: Ledger, others: Mapping[str, Sequence[str]]) -> None:
-    """Raise LeaseHeldError if one of `others_at_work` is at this very training."""
+    """Raise LeaseHeldError if one of `others_at_work` is the same training."""
     for name in (name for name, differs in others.items() if not differs):
         run = ledger.load_run(name)
         if run is not None:
@@ -166,7 +166,7 @@ def avoid_busy_run(decision: NewRun | Continue | Refuse, others: Mapping[str, Se
 
 
 def _row_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    """What made the rows of training others than they were, or must have, where they are not prepared yet."""
+    """List the changes that made, or will make, the rows of training different."""
     pairs = [(current.keys[stage].inputs, keys[stage].inputs) for stage in BEFORE_TRAINING if stage in current.keys]
     made_from = [change for old, new in pairs for change in changed_inputs(old, new)]
     before, now = current.keys.get("train"), keys["train"]
@@ -208,7 +208,7 @@ def _describe_change(name: str, before: Any, after: Any) -> list[str]:
 def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
     """Refuse fewer epochs than are already trained: the earlier weights may be deleted, and no schedule ended there."""
     if train.get("loop") is not None:
-        return []  # the function has epochs of its own; the spec's default does not apply
+        return []  # the function has its own number of epochs
     epochs, max_steps = train.get("epochs"), train.get("max_steps")
     found: list[str] = []
     if epochs is not None and (reached.epoch, reached.position) > (epochs, 0):

@@ -1,4 +1,4 @@
-"""In which environment did an attempt run? Versions, platform and the code's commit, as text that goes to the tracker."""
+"""Describe the environment of an attempt for the tracker: versions, platform, and the code's commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["describe_environment", "git_commit"]
 
 
 def git_commit(directory: Path) -> str | None:
-    """The commit checked out in `directory`, with `+changes` if tracked files differ from it; None outside a repository."""
+    """Return the commit of `directory`, with `+changes` if tracked files differ; None outside a repository."""
     try:
         commit = _git(directory, "rev-parse", "HEAD")
         changed = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", ".")
@@ -23,7 +23,7 @@ def git_commit(directory: Path) -> str | None:
 
 @functools.cache
 def describe_environment() -> str:
-    """Python, platform and every distribution that was installed at the first call, one `name==version` a line."""
+    """Describe Python, platform and the installed distributions, one `name==version` a line."""
     found = (distribution.metadata for distribution in distributions())
     lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
     return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"

@@ -1,4 +1,4 @@
-"""How does Prefect's own record of an attempt get a readable name, and the state in which the attempt ended?"""
+"""Give Prefect's flow run of an attempt a readable name and its final state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ends: list[State[Any] | BaseException] = []
 
 
 def remember_end(end: _End) -> _End:
-    """Keep the end of this process's flow: the server's answer to its last state may be lost, and `end` with it."""
+    """Keep the end of this process's flow: Prefect loses it if the server's last answer is lost."""
     _ends[:] = [end]
     return end
 
@@ -62,25 +62,30 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
     """Return the result of a penstock flow that `perform` calls with `return_state=True`.
 
     Raises:
-        Interrupted: it was stopped; with what it had reached.
+        Interrupted: it was stopped; its attribute `result` holds the results so far.
         ServiceError: Prefect's server still refuses a necessary request after retries.
-        BaseException: what it raised.
+        BaseException: the error of the flow.
     """
     result: Any
     _ends.clear()
     try:
         try:
             state = perform()
-        except (PrefectException, httpx.HTTPError, RuntimeError, ValueError) as error:  # the flow's own are in its state
+        except (
+            PrefectException,
+            httpx.HTTPError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # the flow's own are in its state
             raise ServiceError(
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
-                next_step="see its log; then run the same command again, which continues from what is saved",
+                next_step="read its log, then run the same command again: it continues",
             ) from error
-        if state.data is None and _ends:  # the server's own copy of it, which it gives when it is asked a second time
+        if state.data is None and _ends:  # a repeated request returns the server's copy of the state
             if isinstance(_ends[0], BaseException):
                 raise _ends[0]
             state = _ends[0]
-        # In a notebook a loop runs already, and Prefect would give a coroutine.
+        # In a notebook, where an event loop runs, Prefect would return a coroutine.
         result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     except FlowEndedOffline as ended:
         if isinstance(ended.end, BaseException):
@@ -97,14 +102,14 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
 
 
 def name_at_begin() -> str:
-    """Name a flow run until its run is chosen, so that its log begins with a name people recognize."""
+    """Name a flow run until its run is chosen."""
     request = dict(flow_run.get_parameters()["request"])  # a deployment may give a dict
     asked = Path(request.get("file") or request["input"])
     return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def flow_run_page(identity: str, state_dir: Path) -> tuple[str | None, bool]:
-    """Return the address of a flow run's page, and whether its server is embedded: it then runs with a run or `ui` only."""
+    """Return the address of a flow run's page, and whether its server is embedded: then it serves only during a run or `ui`."""
     return url_for("flow-run", obj_id=identity), ServerFiles(state_dir).is_used_here
 
 

@@ -1,4 +1,4 @@
-"""What happens before the first stage? A run is chosen and checked, what a vanished attempt left is repaired, records open."""
+"""Before the first stage: choose and check a run, repair what a vanished attempt left, open the records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "open_attempt", "reconfirm_run"]
 
 _ENVIRONMENT = "environment.txt"
-"""The text of `describe_environment`, in the run's folder and at its tracker; making it reads every distribution."""
+"""File of the text of `describe_environment`, in the run's folder and at its tracker."""
 
 
 def open_attempt(
@@ -75,11 +75,11 @@ def open_attempt(
     """Choose the run, check what it needs, and open the records of a new attempt at it. Call it in `choosing_a_run`.
 
     Args:
-        held: takes the lease of the run; to be closed when the work is over.
-        before: what the attempt is held against, where it is not the pipeline's newest run.
+        held: takes the lease of the run; close it when the work is over.
+        before: run to compare the attempt with; by default the pipeline's newest run.
 
     Raises:
-        LeaseHeldError: another process is at the same training, or at the run to continue.
+        LeaseHeldError: another process works on the same training, or on the run to continue.
         PenstockError: the run cannot begin or continue, or cannot succeed.
     """
     preflight = request.preflight()
@@ -94,7 +94,7 @@ def open_attempt(
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
     on_cluster = ray_address() is not None
-    needs = check_needs(
+    for warning in check_needs(
         ledger,
         preflight,
         run,
@@ -103,12 +103,11 @@ def open_attempt(
         will_train=will_train,
         until=request.until,
         say=reporter.report,
-    )
-    for warning in needs:
+    ):
         reporter.warn(warning)
     held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
-        repair_run(ledger, current, loaded.state_dir)  # the one that followed it so far learns how it ended
+        repair_run(ledger, current, loaded.state_dir)  # its former tracker gets the end of the run
     elif current is not None and current.run != run.run:
         _repair_left(ledger, current, loaded.state_dir)
     return begin_attempt(ledger, run, keys, loaded, reporter, stopping, need_ray, will_train=will_train, before=before)
@@ -127,11 +126,11 @@ def begin_attempt(
     tags: Mapping[str, str] | None = None,
     before: Before | None = None,
 ) -> RunContext:
-    """Close what an earlier attempt at `run` left open, and open the records of a new one, here and at the tracker.
+    """Close the records of earlier attempts at `run`, and open those of a new one, here and at the tracker.
 
     Args:
-        tags: more of them for the tracked run.
-        before: what the attempt is held against, if there is something.
+        tags: additional tags of the tracked run.
+        before: run to compare the attempt with.
     """
     if (known := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, known)
@@ -164,9 +163,9 @@ def begin_attempt(
 
 
 def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:
-    """Decide again, now that the keys of the prepared rows are known; returns whether the attempt stays with its run.
+    """Decide again, now that the keys of the prepared rows are known; return whether the attempt stays with its run.
 
-    It then records the new keys; an attempt of a fresh run always stays.
+    If so, record the new keys. An attempt with `fresh` always stays.
     """
     keys = stage_keys(ctx.project, ctx.ledger.stage_output)
     if keys == ctx.keys:
@@ -183,12 +182,12 @@ def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:
 
 
 def introduce(ctx: RunContext) -> None:
-    """Note which tracked run this is, and send it what it lacks before the first stage."""
+    """Record the tracked run, and send it points and texts it lacks."""
     ctx.ledger.save_run(ctx.run)
     own = ctx.work_storage
     committed = CheckpointStore(own).committed()
     if committed:
-        # Those before the checkpoint may not have reached the server; those beyond it are measured again.
+        # Points before the checkpoint may not have reached the server; later ones are measured again.
         ctx.tracker.points(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
@@ -205,14 +204,9 @@ def _show_keys(ctx: RunContext) -> None:
 
 def _repair_left(ledger: Ledger, run: Run, state_dir: Path) -> None:
     """Close the run that the pipeline leaves behind, unless a process works on it."""
-    if not any(attempt.status == "running" or attempt.prefect_missed_end for attempt in ledger.attempts(run.run)):
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(hold_lease(ledger.storage, lease_of(run)))
-        except LeaseHeldError:
-            return
-        repair_run(ledger, run, state_dir)
+    if any(attempt.status == "running" or attempt.prefect_missed_end for attempt in ledger.attempts(run.run)):
+        with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(run)):
+            repair_run(ledger, run, state_dir)
 
 
 def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
@@ -234,11 +228,11 @@ def _chosen_run(
     current: Run | None,
     reporter: Reporter,
 ) -> Run:
-    """The run that this attempt belongs to, as it is to be recorded."""
+    """Choose the run of this attempt, and return its record."""
     spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
     others = others_at_work(ledger, loaded.spec.name, keys)
     refuse_same_training(ledger, others)
-    # With --fresh the checkpoints are not read: they may be the reason for it.
+    # With --fresh the checkpoints are not read: they may be damaged.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
     decision = fresh or avoid_busy_run(decide(ledger, current, spec["train"], keys), others)
     if isinstance(decision, Refuse):
@@ -248,7 +242,7 @@ def _chosen_run(
             reporter.warn(f"changed since the last attempt: {warning}")
         if current is not None and decision.run.run != current.run:
             reporter.report(f"back to run {decision.run.run}, whose training has the same rows and settings")
-        # What is known of the training stays on record until the rows of this attempt are.
+        # Unknown keys keep their recorded values until the rows of this attempt are prepared.
         known = {name: key if key.key else decision.run.keys.get(name, key) for name, key in keys.items()}
         going_on = {"spec": spec, "origins": loaded.origins, "keys": known, "status": "running", "sweep": None}
         return decision.run.model_copy(update=going_on)
@@ -258,7 +252,7 @@ def _chosen_run(
 
 
 def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
-    """Whether training has nothing left to do, as far as its key is known."""
+    """Return whether training is finished, as far as its key is known."""
     key = run.keys["train"].key
     record = ledger.stage_record(TRAIN.record_path(run.run, key), key)
     return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
@@ -275,11 +269,11 @@ def check_needs(
     until: str | None,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Compare what is left to do with what is there for it. Returns warnings; raises PreflightError if it cannot succeed.
+    """Compare the work that is left with the machine or cluster. Returns warnings; raises PreflightError if it cannot succeed.
 
     Args:
         on_cluster: whether RAY_ADDRESS names a cluster.
-        say: called with a line for each wait there.
+        say: called with a line for each wait on the cluster.
     """
     project, warnings = preflight.project, list[str]()
     key = run.keys["materialize"].key
@@ -302,7 +296,7 @@ def check_needs(
 
 
 def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tags: Mapping[str, str]) -> Tracker:
-    """Record that the attempt has begun, here, in Prefect and in the tracker; if that fails, record that it has ended."""
+    """Record the beginning of the attempt here, in Prefect and at the tracker; if that fails, record its end."""
     tracking = TRACKERS.get(run.tracker)
     try:
         ledger.save_run(run)
@@ -326,7 +320,7 @@ def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec
             raise
         status = "interrupted" if stopped is not None else "failed"
         ended = {"status": status, "ended": utc_now(), "error": redact_text(str(error))}
-        with contextlib.suppress(OSError, ServiceError):  # the error that stopped the attempt matters more
+        with contextlib.suppress(OSError, ServiceError):  # the first error is raised
             ledger.save_attempt(run.run, attempt.model_copy(update=ended))
             ledger.save_run(run.model_copy(update={"status": status}))
         raise
@@ -353,7 +347,7 @@ class RayOnDemand:
     """Starts or joins the Ray cluster on the first call; `stack` ends it. Returns whether it is this process's own.
 
     Attributes:
-        reads_sources: the nodes of a cluster that is joined will read source files, so that they must see them.
+        reads_sources: nodes of a joined cluster will read source files, so they must see them.
     """
 
     loaded: LoadedSpec
@@ -365,7 +359,7 @@ class RayOnDemand:
     checked: bool = False
 
     def __call__(self) -> bool:
-        """Start or join it."""
+        """Start or join the cluster, and check it once."""
         cluster = self._connected()
         if not self.checked:
             check_cluster(self.loaded.project, cluster, reads_sources=self.reads_sources)
@@ -373,7 +367,7 @@ class RayOnDemand:
         return cluster.embedded
 
     def spread(self) -> ParallelMap:
-        """Do the work of `Project.spread` on the cluster of RAY_ADDRESS; usable before the project's files are loaded."""
+        """Return the map over the cluster of RAY_ADDRESS for `Project.spread`; usable before the project's files are loaded."""
         refuse_unfit_nodes(self._connected(), self.loaded.project.storage, {})
         return ray_map
 
@@ -382,6 +376,6 @@ class RayOnDemand:
             self.reporter.report("  connecting to Ray")
             min_cpus = cpus_needed(self.loaded.spec)
             self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=min_cpus))
-            # A signal while Ray starts ends up in Ray's hands.
+            # Ray may swallow a signal while it starts.
             self.stopping.check()
         return self.cluster

@@ -1,6 +1,6 @@
-"""How are the records of a vanished process repaired in the ledger, in Prefect and at the tracker?
+"""Repair the records of a vanished process in the ledger, in Prefect and at the tracker.
 
-The caller holds the run's lease: an attempt that is still marked as running has no process.
+The caller holds the run's lease: an attempt that is marked as running has no process.
 """
 
 from __future__ import annotations
@@ -29,22 +29,18 @@ TRACKED_STATUS: dict[Status, RunStatus] = {
     "interrupted": "KILLED",
     "killed": "KILLED",
 }
-"""What a tracker calls the status of a run that no process works on."""
+"""Status of a run without a process -> status at the tracker."""
 
 
 def close_attempts(ledger: Ledger, run: Run) -> Status | None:
-    """Mark attempts without a process as ended, and report to Prefect all ends it missed. Returns how the last of them ended.
-
-    Args:
-        run: as it is in the ledger.
-    """
+    """Mark attempts without a process as ended, report missed ends to Prefect, and return the status of the last one."""
     ended: Status | None = None
     for attempt in ledger.attempts(run.run):
         if attempt.status != "running":
             if attempt.prefect_missed_end and report_end(attempt):
                 ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
             continue
-        # The run's record comes first at the end of an attempt, so it may know better; or it is still of an earlier one.
+        # At the end of an attempt the run's record is written first: it may already hold the status.
         knows = run.status != "running" and run.result.get("attempt") == attempt.number
         ended = run.status if knows else "killed"
         attempt = attempt.model_copy(update={"status": ended, "ended": utc_now(), "prefect_missed_end": True})
@@ -55,9 +51,9 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
 
 
 def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
-    """Close a run that no process works on, and send its tracker what it missed. Returns whether anything was to repair.
+    """Close a run without a process, and update its tracker; return whether there was anything to repair.
 
-    If the package that adds the tracker is gone, it warns; the ledger is repaired all the same.
+    If the tracker's package is missing, warn, and repair the ledger alone.
     """
     ended = close_attempts(ledger, run)
     if ended is None:
@@ -70,13 +66,13 @@ def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
 
 
 def update_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str, str] | None = None) -> None:
-    """Send a run's tracker what it missed of a run that no process works on, and `tags`."""
+    """Send the tracker `tags` and the points it missed of a run without a process."""
     if run.tracker not in run.tracking_runs:
         return
     try:
         tracker = TRACKERS.get(run.tracker)
     except PenstockError as error:
-        _log.warning("run %s stays as it is at its tracker: %s", run.run, error.message)
+        _log.warning("run %s is not updated at its tracker: %s", run.run, error.message)
         return
     own = ledger.run_storage(run.run)
     committed = CheckpointStore(own).committed()

@@ -1,4 +1,4 @@
-"""How is the progress of a run shown to a person? Progress bars on a terminal, plain lines elsewhere; always on stderr."""
+"""Show the progress of a run on stderr: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
 _MARK = {"reused": "=", "ran": "+", "resumed": ">"}
 
 _FACTS_SHOWN = {"evaluate": 6}
-"""Its metrics are what the run was for."""
+"""Stage -> number of facts shown, if it is not 3."""
 
 LINE_EVERY_S = 5.0
-"""Plain logs get one progress line in so many seconds."""
+"""Seconds between two progress lines in a plain log."""
 
 
 def make_reporter() -> Reporter:
-    """Bars if stderr is a terminal, lines otherwise."""
+    """Make a reporter: bars if stderr is a terminal, else lines."""
     return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
 
 
 def _to_prefect(text: str, level: int = logging.INFO) -> None:
-    """Put a line into the flow run's log, for people who browse Prefect."""
+    """Add a line to the flow run's log in Prefect."""
     with contextlib.suppress(MissingContextError):
         get_run_logger().log(level, text)
 
@@ -46,14 +46,14 @@ def _sentence(outcome: StageOutcome) -> str:
 
 
 class PlainReporter:
-    """One line per event, for logs; on the stderr of its beginning, as user code's passes through here."""
+    """Prints one line per event; keeps the stderr of its start, since user code's output is redirected here."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._stream = sys.stderr
 
     def progress(self, stage: str) -> Progress:
-        """A progress callable that prints at most every few seconds."""
+        """Return a callable that prints a line at most every few seconds."""
 
         def update(done: float, total: float | None, unit: str, note: str = "") -> None:
             now = time.monotonic()
@@ -75,12 +75,12 @@ class PlainReporter:
         self.report(f"warning: {text}")
 
     def finished(self, outcome: StageOutcome) -> None:
-        """Print how the stage ended."""
+        """Print the outcome of the stage."""
         self.report(_sentence(outcome))
 
 
 class TerminalReporter:
-    """A live progress bar for the stage in hand; on the stderr of its beginning, as user code's passes through here."""
+    """Shows a progress bar of the current stage; keeps the stderr of its start, since user code's output is redirected here."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr, highlight=False, emoji=False)
@@ -89,7 +89,7 @@ class TerminalReporter:
         self._started = 0.0
 
     def progress(self, stage: str) -> Progress:
-        """A progress callable that draws a bar with rate and time left."""
+        """Return a callable that draws a bar with rate and time left."""
         self._stop()
         self._bar = RichProgress(
             TextColumn("  {task.description:<12}"),
@@ -128,7 +128,7 @@ class TerminalReporter:
         _to_prefect(text, logging.WARNING)
 
     def finished(self, outcome: StageOutcome) -> None:
-        """Replace the bar by how the stage ended."""
+        """Replace the bar by the outcome of the stage."""
         self._stop()
         style = "dim" if outcome.outcome == "reused" else "green"
         self._console.print(_sentence(outcome), style=style, markup=False, soft_wrap=True)

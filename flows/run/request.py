@@ -1,4 +1,4 @@
-"""Which run is a flow asked for? The form that a Prefect deployment shows, and what the command hands over besides."""
+"""Parameters of the flow, as a Prefect deployment shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunRequest(BaseModel):
 
     @classmethod
     def of(cls, preflight: Preflight, *, fresh: bool, until: str | None) -> Self:
-        """Ask for a run of what this process has loaded and checked already."""
+        """Make a request from a file that this process has loaded and checked."""
         loaded = preflight.loaded
         made = cls.model_validate(
             {"file": str(loaded.file), "overrides": list(loaded.overrides), "fresh": fresh, "until": until}
@@ -33,7 +33,7 @@ class RunRequest(BaseModel):
         return made
 
     def preflight(self) -> Preflight:
-        """Return the loaded file with the checks made so far: the command's, or of a deployment the file loaded now."""
+        """Return the loaded file with its checks; in a deployment, load the file now."""
         if self._preflight is None:
             self._preflight = Preflight(load_spec(self.file, self.overrides))
         return self._preflight

@@ -1,4 +1,4 @@
-"""Which models of a pipeline have an alias, and what is deleted when a run is done?"""
+"""Find the aliased models of a pipeline, and delete old data when a run is done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {"run": "run", "dataset": "dataset", "unit": "unit", "record": "record 
 
 
 def aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, str]:
-    """Version, as `models:/name/3` -> the alias it has now, of the models that the pipeline's runs registered.
+    """Return version, as `models:/name/3` -> its alias, of the models that the pipeline's runs registered.
 
     Raises:
         ServiceError: the registry does not answer.
@@ -45,7 +45,7 @@ def aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, 
 
 
 def format_actor(action: str) -> str:
-    """`penstock clean of ann on host`."""
+    """Format `penstock clean of ann on host`."""
     try:
         return f"{action} of {getpass.getuser()} on {socket.gethostname()}"
     except (KeyError, OSError):  # an account without a name
@@ -53,7 +53,7 @@ def format_actor(action: str) -> str:
 
 
 def format_deletions(deletions: Collection[Deletion]) -> str:
-    """`1.2 MB: 3 runs 1.0 MB, 2 units 0.2 MB`."""
+    """Format `1.2 MB: 3 runs 1.0 MB, 2 units 0.2 MB`."""
     parts = []
     for kind, name in _KINDS.items():
         sizes = [each.size_bytes for each in deletions if each.kind == kind]
@@ -64,7 +64,7 @@ def format_deletions(deletions: Collection[Deletion]) -> str:
 
 
 def apply_retention(ctx: RunContext) -> dict[str, int]:
-    """Delete what the section `retention` does not keep, and report the bytes. Trouble is a warning."""
+    """Delete what the section `retention` does not keep, and return the bytes. An error is a warning."""
     retention, reporter = ctx.project.spec.retention, ctx.reporter
     if retention is None:
         return {}

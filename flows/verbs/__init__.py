@@ -1,4 +1,4 @@
-"""What does each verb of the command do? One file or folder for each.
+"""How does each verb of the command work?
 
-Public: a module named like its verb, and `which_run` (which run a person means).
+Public: a module named like its verb, and `which_run` (find a run by its name).
 """

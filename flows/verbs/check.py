@@ -1,4 +1,4 @@
-"""Would this pipeline run? Spec, sources, resources and one real batch through the recipe; no stage runs."""
+"""Check spec, sources, resources and one real batch through the recipe; run no stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, 
     """Check everything that can be checked without running a stage.
 
     Raises:
-        PenstockError: the first part that does not hold, with all its problems.
+        PenstockError: the first part that fails, with all its problems.
     """
     say(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
     project = loaded.project
@@ -88,9 +88,9 @@ def _check_the_rest(
 
 
 def _describe_model(batch: dict[str, Any], rows: int) -> str:
-    """The loss and the number of parameters, and why a run may have more."""
+    """Describe the loss and the number of parameters, and why a run may have more."""
     if not batch["parameters"] and batch["loss"] is None:
-        return "prepared; a loop itself is tried by training alone"
+        return "prepared; a loop is tried only by training"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
     described = f"{loss}, {counted(batch['parameters'], 'parameter')}"
     if not batch["sized_by_sample"]:

@@ -1,4 +1,4 @@
-"""What does `penstock clean` delete? Data of the storage that nothing kept refers to, and old code folders on this machine."""
+"""Delete data of the storage that nothing kept refers to, and old code folders on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.usercode.package import code_folders
 __all__ = ["clean_pipeline"]
 
 _OTHERS = {"mlflow": "MLflow keeps runs, artifacts and models", "prefect": "Prefect keeps flow runs"}
-"""Folders beside the pipeline file that are not penstock's own."""
+"""Folders beside the pipeline file that `clean` leaves alone."""
 
 
 def clean_pipeline(
@@ -30,12 +30,12 @@ def clean_pipeline(
 
     Args:
         keep_runs: None takes the file's `retention`, or else the default; `keep_days` likewise.
-        say: prints a line; what is deleted is printed before it is.
+        say: prints a line; deletions are printed before they happen.
 
     Raises:
-        LeaseHeldError: a sweep of the pipeline is at work, or a run begins.
+        LeaseHeldError: a sweep of the pipeline runs, or a run begins.
         ResumeError: the record of a run cannot be read.
-        ServiceError: the model registry does not answer, so that the models with an alias are not known.
+        ServiceError: the model registry does not answer, so the aliased models are not known.
     """
     loaded = load_spec(file)
     ledger = Ledger(Storage(loaded.spec.storage))
@@ -50,7 +50,7 @@ def clean_pipeline(
     folders = unowned(code_folders())
 
     def announce(plan: CleanupPlan) -> None:
-        for line in _lines(plan, folders, dry_run):
+        for line in _plan_lines(plan, folders, dry_run):
             say(line)
 
     if dry_run:
@@ -58,7 +58,7 @@ def clean_pipeline(
     else:
         plan = cleaning.clean(announce, lambda holder: say(f"waiting for another cleaning of the storage: {holder.process}"))
         remove_unowned(folders)
-    for line in _left(loaded):
+    for line in _other_folders(loaded):
         say(line)
     if not dry_run:
         say(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
@@ -76,8 +76,8 @@ def clean_pipeline(
     }
 
 
-def _lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> Iterable[str]:
-    """What stays and why, and what goes and why."""
+def _plan_lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> Iterable[str]:
+    """Describe each run that stays and each deletion, with the reason."""
     for run, why in sorted(plan.kept.items()):
         yield f"stays  {run}: {why}"
     if plan.rows_stay:
@@ -93,7 +93,7 @@ def _lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> Iterabl
         yield "nothing in the storage would be freed"
 
 
-def _left(loaded: LoadedSpec) -> Iterable[str]:
+def _other_folders(loaded: LoadedSpec) -> Iterable[str]:
     for name, what in _OTHERS.items():
         others = sum(Storage(str(loaded.state_dir)).tree(name).values())
         if others:

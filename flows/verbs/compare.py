@@ -1,4 +1,4 @@
-"""How do two runs differ, and why is one worse? Everything that `penstock compare` prints: JSON, terminal, page."""
+"""Compare two runs: `penstock compare` as JSON, on the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rich.table import Table
 
 from penstock.errors import SpecError
 from penstock.flows.history.render import render
-from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
+from penstock.flows.history.report import sort_by_split
+from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
 from penstock.messages import counted
 from penstock.tasks.records.changes import Before, Changes, changes
@@ -39,7 +40,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
     """Return what `penstock compare --json` prints: how `second` differs from `first`.
 
     Raises:
-        SpecError: there is no such run, or both are one.
+        SpecError: there is no such run, or both names mean the same run.
     """
     names = RunNames(file)
     before, after = names.find(first), names.find(second)
@@ -52,8 +53,8 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
     data = RunData.of(names.ledger, before), RunData.of(names.ledger, after)
     compared = {
         "status": "done",
-        "before": _described(before),
-        "after": _described(after),
+        "before": _describe_run(before),
+        "after": _describe_run(after),
         "main_metric": main_metric(after),
         "same": {
             "data": not found.files,
@@ -69,19 +70,16 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         "curves": _curves(names.ledger, (before, after)),
     }
     gone = [
-        f"{of.run} was {of.cleaned}: its answers are deleted, so the rows are not compared one by one"
+        f"{of.run} was {of.cleaned}: its answers are deleted, so single rows are not compared"
         for of in (before, after)
         if of.cleaned
     ]
-    return {**compared, "findings": [*gone, *_findings(compared)]}
+    return {**compared, "findings": [*gone, *_summarize(compared)]}
 
 
 def show_comparison(compared: dict[str, Any], console: Console) -> None:
-    """Print it on the terminal: findings first, then the tables behind them."""
-
-    def say(line: str, **options: Any) -> None:
-        console.print(line, markup=False, soft_wrap=True, **options)
-
+    """Print the findings, then the tables behind them."""
+    say = console.print
     for side in ("before", "after"):
         run = compared[side]
         say(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
@@ -96,7 +94,7 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
         apart = "" if entry["difference"] is None else f"{entry['difference']:+.4f}"
         word = {True: " better", False: " worse", None: ""}[entry["better"]]
         table.add_row(entry["metric"], *values, apart + word)
-    console.print(table)
+    console.print(table, soft_wrap=False)
     moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
     for entry in moved[:_COLUMNS_SHOWN]:
         say(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
@@ -109,12 +107,12 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
 
 
 def comparison_page(compared: Mapping[str, Any]) -> str:
-    """Fill in the page of what `penstock compare --json` prints."""
+    """Render `penstock compare --json` as a page."""
     values = {name: value for name, value in compared.items() if name not in ("status", "main_metric")}
     return render("comparison.html", title=f"{compared['after']['run']} compared with {compared['before']['run']}", **values)
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _describe_run(run: Run) -> dict[str, Any]:
     return {
         "run": run.run,
         "pipeline": run.pipeline,
@@ -127,7 +125,7 @@ def _described(run: Run) -> dict[str, Any]:
 
 
 class _Answers(NamedTuple):
-    """A model's answers on a split, with the classes as names, so that another numbering of them does not count."""
+    """A model's answers on a split; classes are names, since their numbers may differ between runs."""
 
     place: NDArray[Any]
     """File and row of each answer; empty where they are not known."""
@@ -150,7 +148,7 @@ def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> _Answe
     files = data.files
     place = np.empty(0, object)
     if "file" in table.column_names:
-        # By content: a file of the same name that was written again holds other rows.
+        # By content: a file that was written again holds other rows.
         names = [f"{name}\n{files.get(name, {}).get('content')}" for name in table.column("file").combine_chunks().to_pylist()]
         place = np.array([f"{name}\n{row}" for name, row in zip(names, table.column("row").to_pylist(), strict=True)], object)
     target, predicted = table.column("target").to_numpy(), table.column("predicted").to_numpy()
@@ -161,38 +159,36 @@ def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> _Answe
 
 
 def _compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
-    """Every metric of either run, held-out ones first; `better` says for each whether the later run is."""
+    """Compare every metric of either run, held-out ones first; `better` is whether the later run is."""
     was, now = before.result.get("metrics", {}), after.result.get("metrics", {})
-    splits = ("test/", "val/", "train/")
-    names = sorted({*was, *now}, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
     found = []
-    for name in names:
+    for name in sort_by_split({*was, *now}):
         entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
         if name in was and name in now:
             entry["difference"] = difference = now[name] - was[name]
-            entry["better"] = None if difference == 0 else better_is(after, name) * difference > 0
+            entry["better"] = None if difference == 0 else better_sign(after, name) * difference > 0
         found.append(entry)
     return found
 
 
 def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, RunData]) -> list[dict[str, Any]]:
-    """By split: both models on the rows that both judged, and the difference with its 95 % interval, row by row."""
+    """Compare both models on the rows that both judged, by split, with a 95 % interval of the difference."""
     found = []
     for split in SPLITS[1:]:
         sides = [_answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True)]
         if sides[0] is None or sides[1] is None or sides[0].is_class != sides[1].is_class:
             continue
-        was, now = _aligned(sides[0], sides[1], _same_split(data, split))
+        was, now = _align(sides[0], sides[1], _same_split(data, split))
         entry: dict[str, Any] = {"split": split, "rows": len(was.loss), "of": [len(side.loss) for side in sides if side]}
         measures = [("accuracy", was.right, now.right)] if was.is_class else []
         measures.append(("log_loss" if was.is_class else "mae", was.loss, now.loss))
-        entry["metrics"] = [_paired(name, old, new) for name, old, new in measures] if len(was.loss) else []
+        entry["metrics"] = [_compare_scores(name, old, new) for name, old, new in measures] if len(was.loss) else []
         found.append(entry)
     return found
 
 
 def _curves(ledger: Ledger, runs: Sequence[Run]) -> dict[str, list[list[tuple[int, float]]]]:
-    """Metric -> for each run its points (step, value), of the losses and of what was measured on held-out rows."""
+    """Return metric -> points (step, value) of each run, for the train loss and held-out metrics."""
     points = [read_journal(ledger.run_storage(run.run), _NEVER) for run in runs]
     names = sorted({name for side in points for point in side for name in point.values})
     chosen = [name for name in names if name.startswith("val/") or name == "train/loss"]
@@ -207,21 +203,21 @@ def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
     return digests[0] is not None and digests[0] == digests[1]
 
 
-def _aligned(was: _Answers, now: _Answers, same: bool) -> tuple[_Answers, _Answers]:
-    """The answers on the rows that both have, in one order."""
+def _align(was: _Answers, now: _Answers, same: bool) -> tuple[_Answers, _Answers]:
+    """Select the answers on the rows that both have, in one order."""
     if same and len(was.loss) == len(now.loss):
         return was, now
     _, left, right = np.intersect1d(was.place.astype(str), now.place.astype(str), return_indices=True)
-    return _taken(was, left), _taken(now, right)
+    return _select(was, left), _select(now, right)
 
 
-def _taken(answers: _Answers, index: NDArray[np.int64]) -> _Answers:
+def _select(answers: _Answers, index: NDArray[np.int64]) -> _Answers:
     place = answers.place[index] if len(answers.place) else answers.place
     return _Answers(place, answers.target[index], answers.predicted[index], answers.loss[index], answers.is_class)
 
 
-def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
-    """As `register.promote` measures it."""
+def _compare_scores(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
+    """Compare two scores on the same rows, as `register.promote` does."""
 
     def mean_of(scores: NDArray[np.float64]) -> Callable[..., float]:
         return lambda rows=None: float((scores if rows is None else scores[rows]).mean())
@@ -234,11 +230,11 @@ def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> di
     return {**found, **interval, "sure": sure, "better": better}
 
 
-def _findings(compared: Mapping[str, Any]) -> list[str]:
+def _summarize(compared: Mapping[str, Any]) -> list[str]:
     """Summarize the other parts of `penstock compare --json` in sentences, the most important first."""
     data, changed = compared["data"], compared["changed"]
-    found = [*_result(compared)]
-    found += [_file(file, data["classes"]) for file in data["files"][:_FEW]]
+    found = [*_describe_metric(compared)]
+    found += [_describe_file(file, data["classes"]) for file in data["files"][:_FEW]]
     if len(data["files"]) > _FEW:
         found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
     found += [
@@ -251,7 +247,9 @@ def _findings(compared: Mapping[str, Any]) -> list[str]:
     found += [f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}." for entry in drifted[:_FEW]]
     if len(drifted) > _FEW:
         found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
-    found += [f"The code differs in {code['file']}" + _named(code["names"]) + "." for code in compared["code"]]
+    for code in compared["code"]:
+        names = f" ({', '.join(code['names'])})" if code["names"] else ""
+        found.append(f"The code differs in {code['file']}{names}.")
     found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
     found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
     if not (changed["spec"] or changed["versions"] or compared["code"] or data["files"]):
@@ -259,7 +257,7 @@ def _findings(compared: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _result(compared: Mapping[str, Any]) -> list[str]:
+def _describe_metric(compared: Mapping[str, Any]) -> list[str]:
     metric = next((entry for entry in compared["metrics"] if entry["metric"] == compared["main_metric"]), None)
     if metric is None or metric["difference"] is None:
         return []
@@ -276,7 +274,7 @@ def _result(compared: Mapping[str, Any]) -> list[str]:
     return [text + "."]
 
 
-def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
+def _describe_file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
     text = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
     if file["rows"] is not None or file["rows_before"] is not None:
         rows = file["rows"] if file["rows"] is not None else file["rows_before"]
@@ -290,12 +288,8 @@ def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
     return text + (": " + "; ".join(apart) if apart else "") + "."
 
 
-def _named(names: list[str]) -> str:
-    return f" ({', '.join(names)})" if names else ""
-
-
 def code_diffs(before: Before, after: Before, found: Changes) -> list[dict[str, Any]]:
-    """For each changed file: the definitions that do something else, and a unified diff of what is reached of it."""
+    """Return for each changed file the changed definitions and their unified diff."""
     diffs: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     for change in found.code:
         sides = [side.definitions(change.targets, change.file) for side in (before, after)]

@@ -1,6 +1,6 @@
-"""What does `penstock init` put into a directory? A template's files, and real data that is already on this machine.
+"""Make a project: a template's files, and real data that is already on this machine.
 
-Nothing is downloaded: digits and tumours come with scikit-learn, text is the standard library's own source.
+Nothing is downloaded: digits and tumours come with scikit-learn; the text is source code of the standard library.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["TEMPLATES", "create_project"]
 TEXT_TRAIN_CHARS = 800_000
 
 TEXT_TEST_CHARS = 60_000
-"""About how much text is copied: enough to learn from in half a minute on two cores."""
+"""Enough text to train on in half a minute on two cores."""
 
 TEXT_FILE_CHARS = 60_000
-"""Larger modules are left out, so that no split is mostly one of them."""
+"""Larger modules are left out, so that no module makes up most of a split."""
 
 DIGITS_TRAIN_ROWS = 1500
 
@@ -35,7 +35,7 @@ def create_project(directory: Path, template: str) -> list[Path]:
     """Write a project that runs as it is.
 
     Args:
-        directory: where; made if it is not there. It may hold other files, but none that the project would overwrite.
+        directory: made if absent. It may hold other files, but none that the project would overwrite.
         template: a key of TEMPLATES.
 
     Returns:
@@ -65,10 +65,10 @@ def create_project(directory: Path, template: str) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreflightError(
-            f"the folder {directory} cannot be made: {error.strerror}", next_step="name another one"
+            f"the folder {directory} cannot be made: {error.strerror}", next_step="give another directory"
         ) from error
     schema = schema_json()  # before anything is written: it imports the packages that add formats and transforms
-    # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so it cannot be run.
+    # Data first, pipeline.yaml last: a half-written project cannot be run.
     data = TEMPLATES[template](directory / "data")
     written = [_write(directory / "pipeline.schema.json", schema)]
     written += [_write(directory / name, text) for name, text in reversed(files)]
@@ -88,7 +88,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _write_digits(data: Path) -> list[Path]:
-    """Column `image`: 64 numbers of uint8, 0 to 16, row by row; column `label`: int64, 0 to 9."""
+    """Write column `image`, 64 numbers of uint8 from 0 to 16, row by row, and column `label`, int64 from 0 to 9."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,7 +112,7 @@ def _write_digits(data: Path) -> list[Path]:
 
 
 def _write_tumours(data: Path) -> list[Path]:
-    """Thirty columns of numbers and `diagnosis`: `malignant` or `benign`."""
+    """Write thirty columns of numbers and `diagnosis`, which is `malignant` or `benign`."""
     from sklearn.datasets import load_breast_cancer
 
     cases = load_breast_cancer()
@@ -127,9 +127,9 @@ def _write_tumours(data: Path) -> list[Path]:
 
 
 def _write_source_text(data: Path) -> list[Path]:
-    """Modules of the standard library as text files, the same ones on every machine with the same Python."""
+    """Copy modules of the standard library as text files, the same ones on every machine with the same Python."""
     library = Path(sysconfig.get_path("stdlib"))
-    # Names with an underscore in front are left out: readers take such files for markers, as Spark and Hive do.
+    # Names that begin with an underscore are left out: readers take such files for markers, as Spark and Hive do.
     modules = _readable(sorted(library.glob("[a-z]*.py")))
     written = []
     for split, wanted_chars in (("train", TEXT_TRAIN_CHARS), ("test", TEXT_TEST_CHARS)):
@@ -138,7 +138,7 @@ def _write_source_text(data: Path) -> list[Path]:
             module = next(modules, None)
             if module is None:
                 raise PreflightError(
-                    f"the Python here has no source text in {library} to make the {split} files from",
+                    f"{library} has too little source text for the {split} files",
                     next_step="use a Python that ships its .py files, or another template",
                 )
             name, text = module
@@ -165,4 +165,4 @@ TEMPLATES: dict[str, Callable[[Path], list[Path]]] = {
     "tabular": _write_tumours,
     "text": _write_source_text,
 }
-"""Template -> what writes its data; each has a folder of the same name in flows/templates/."""
+"""Template -> function that writes its data; each has a folder of the same name in flows/templates/."""

@@ -1,4 +1,4 @@
-"""What has a pipeline done, by date, and why was each stage of a run reused or run? From the records of attempts."""
+"""List the attempts of a pipeline by date, and explain why each stage was reused or run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.errors import SpecError
 from penstock.flows.verbs.status import sweeps_among
-from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
+from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.tasks.records.ledger import Attempt, Run
 from penstock.tasks.stages import STAGES
 
@@ -23,7 +23,7 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
     """Return what `penstock log --json` prints: all attempts at all runs, oldest first.
 
     Args:
-        last: only so many of the newest.
+        last: return only this many of the newest.
     """
     names = RunNames(file)
     found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
@@ -45,9 +45,9 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
 
 
 def show_log(result: dict[str, Any], console: Console) -> None:
-    """Print it on the terminal: one line an attempt, with what had changed and why it failed below."""
+    """Print a line for each attempt; below it the changes and why it failed."""
     if not result["attempts"]:
-        console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
+        console.print(f"no runs in {result['storage']}")
     for entry in result["attempts"]:
         when = entry["started"][:16].replace("T", " ")
         measured = f"{entry['metric']} {entry['value']:.4f}" if entry["value"] is not None else ""
@@ -55,12 +55,12 @@ def show_log(result: dict[str, Any], console: Console) -> None:
             measured += f" ({entry['difference']:+.4f}, {'better' if entry['better'] else 'worse'})"
         words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
         words += [entry["model_uri"] or "", entry["cleaned"] or ""]
-        console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
+        console.print("  ".join(filter(None, words)))
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
         about = [entry["sweep"]["summary"]] if entry["sweep"] else []
         for line in [*about, *shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
-            console.print(f"    {line}", markup=False, soft_wrap=True)
+            console.print(f"    {line}")
 
 
 def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
     reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
-    # The stages of a sweep are those that its trials share; the results of trials are shown apart.
+    # A sweep's own stages are those its trials share; trials may have trained all the same.
     nothing_new = attempt.status == "done" and reused and run.sweep != run.run
     return {
         "started": attempt.started,
@@ -83,7 +83,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "metric": metric,
         "value": value,
         "difference": difference,
-        "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
+        "better": None if not difference or metric is None else better_sign(run, metric) * difference > 0,
         "model_uri": attempt.model_uri,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
@@ -120,26 +120,26 @@ def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, An
 
 
 def show_explanation(result: dict[str, Any], console: Console) -> None:
-    """Print it on the terminal: an attempt after the other, a stage a line, its reasons below."""
-    console.print("  ".join(filter(None, [result["run"], result["cleaned"]])), markup=False, soft_wrap=True)
+    """Print the stages of each attempt, with the reasons below each."""
+    console.print("  ".join(filter(None, [result["run"], result["cleaned"]])))
     for attempt in result["attempts"]:
-        console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}", markup=False, soft_wrap=True)
+        console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}")
         reasons = {line for entry in attempt["stages"] for line in entry.get("because", ())}
         for line in attempt["changed"]:
             if reasons & {f"{line} changed", line.removeprefix("spec: ")}:
                 continue  # printed below, as the reason of a stage
-            console.print(f"  changed since the attempt before: {line}", markup=False, soft_wrap=True)
+            console.print(f"  changed since the attempt before: {line}")
         for entry in attempt["stages"]:
-            console.print(f"  {entry['name']:<12} {entry['outcome']:<8} {entry['seconds']:6.1f} s", markup=False)
+            console.print(f"  {entry['name']:<12} {entry['outcome']:<8} {entry['seconds']:6.1f} s")
             for line in entry.get("because", ["not on record"]):
-                console.print(f"    {line}", markup=False, soft_wrap=True)
+                console.print(f"    {line}")
         if not attempt["stages"]:
-            console.print(f"  {_why_nothing(attempt)}", markup=False, soft_wrap=True)
+            console.print(f"  {_explain_no_stages(attempt)}")
 
 
-def _why_nothing(attempt: dict[str, Any]) -> str:
+def _explain_no_stages(attempt: dict[str, Any]) -> str:
     if attempt["reached"]:
-        return f"it ended before that stage, with {attempt['reached'][-1]}"
+        return f"the attempt ended before this stage, after {attempt['reached'][-1]}"
     if attempt["status"] in ("running", "killed"):
-        return "nothing is on record of its stages: they are written down at the end of an attempt"
-    return "it did not reach a stage"
+        return "no stages on record: an attempt records them when it ends"
+    return "the attempt did not reach a stage"

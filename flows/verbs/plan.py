@@ -1,4 +1,4 @@
-"""What would `penstock run` do now, stage by stage, and because of which change? Reads the ledger; runs nothing."""
+"""Plan what `penstock run` would do, stage by stage, and why. Reads the ledger; runs nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
 def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
     """Plan a run: `decision`, `run`, and for each stage its `action`, `key` and `because`.
 
-    The actions: reuse, resume, run, and `depends` where a finished training is reused if the rows come out as they were.
+    The actions: reuse, resume, run, and `depends` if a finished training is reused as long as the rows stay the same.
 
     Raises:
         SpecError, DataError, ServiceError: the plan cannot be made.
@@ -83,7 +83,11 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         "reason": decision.reason if isinstance(decision, NewRun) else "",
         "warnings": [
             *(decision.warnings if isinstance(decision, Continue) else ()),
-            *(f"a process works on run {run}, which is this very training" for run, differs in others.items() if not differs),
+            *(
+                f"another process works on run {run}, which is the same training"
+                for run, differs in others.items()
+                if not differs
+            ),
         ],
         "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
         "run": decision.run.run if isinstance(decision, Continue | Refuse) else None,
@@ -104,31 +108,29 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
 
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
-    """Print a plan for a person."""
+    """Print a plan on the terminal."""
     about = plan["run"] or plan["reason"]
-    console.print(plan["decision"] + (f": {about}" if about else ""), markup=False, soft_wrap=True)
+    console.print(plan["decision"] + (f": {about}" if about else ""))
     for line in plan["warnings"]:
-        console.print(f"  warning: {line}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"  warning: {line}", style="yellow")
     table = Table("stage", "action", "key", "because", box=None)
     for entry in plan["stages"]:
         because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
         table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
-    console.print(table)
+    console.print(table, soft_wrap=False)
     mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
     if mixing is not None:
         console.print(
             f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window is worth "
-            f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle",
-            markup=False,
-            soft_wrap=True,
+            f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle"
         )
 
 
 def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
-    """What windows cost, where `shuffle.mode` is windowed: see ingest/shuffle/mixing_quality.py.
+    """Describe how well `shuffle.mode: windowed` mixes, else None: see ingest/shuffle/mixing_quality.py.
 
     Args:
-        rows: the output of `materialize`; empty where it is not known, and `like_rows` is the least it can be.
+        rows: the output of `materialize`; if it is not known yet, empty: `like_rows` is then a lower bound.
     """
     shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
     if shuffle.mode != "windowed":
@@ -140,7 +142,7 @@ def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
-    """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
+    """Correct the plan of materialize: its record may hold while the shards that training reads are gone."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
     if entry["action"] == "reuse" and record is not None:
         doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=True, will_train=True), record.output)
@@ -157,7 +159,7 @@ def _plan_stage(
     reached: TrainState | None,
     will_run: set[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The plan of one stage, and the output it would reuse."""
+    """Return the plan of one stage, and the output it would reuse."""
     key = keys[stage.name]
     entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
     record = None
@@ -176,8 +178,7 @@ def _plan_stage(
     above = BEFORE_TRAINING if stage.name == "train" else [n.removeprefix("key.") for n in key.inputs if n.startswith("key.")]
     because += [f"{name} runs" for name in above if name in will_run]
     if not key.key and context.run_id and old is not None and old.key:
-        # The rows come first. If they are the ones that were trained on, what the run has already stays.
-        return {**entry, "action": "depends", "because": ["on the rows: what is there is reused if they come out the same"]}, {}
+        return {**entry, "action": "depends", "because": ["on the rows: reused if they stay the same"]}, {}
     if stage.name == "train" and context.run_id and reached is not None:
         return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}

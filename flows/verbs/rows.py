@@ -1,4 +1,4 @@
-"""Which rows did a step of a run train on? Their file, line and values, by the run's own order over its own shards."""
+"""Find the rows that a step of a run trained on, with file, line and values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["rows_of_step", "show_rows"]
 
 
 def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = None) -> dict[str, Any]:
-    """What `penstock rows --json` prints: the rows of a step in their order in the global batch.
+    """Return what `penstock rows --json` prints: the rows of a step in their order in the global batch.
 
     Args:
         step: the first is 1.
-        limit: only so many rows of it.
+        limit: return only this many of its rows.
 
     Raises:
         SpecError: there is no such run or step.
@@ -43,8 +43,8 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
     """
     names = RunNames(file)
     run = names.find(name)
-    manifest = DatasetManifest.model_validate(_output(names.ledger, run, "materialize"))
-    order = Order.model_validate(_output(names.ledger, run, "shuffle")["order"])
+    manifest = DatasetManifest.model_validate(_stage_output(names.ledger, run, "materialize"))
+    order = Order.model_validate(_stage_output(names.ledger, run, "shuffle")["order"])
     train = TrainSpec.model_validate(run.spec["train"])
     framework = FRAMEWORKS.get(train.framework)
     if isinstance(framework, HasOwnSteps):
@@ -58,32 +58,30 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
         raise DataError(
             f"the rows of run {run.run} are not kept (materialize.cache: {cache})", next_step="rows are found with cache: disk"
         )
-    ids, epoch = _ids(names.ledger.storage, manifest, order, train, step)
+    ids, epoch = _step_row_ids(names.ledger.storage, manifest, order, train, step)
     ascending = np.argsort(ids[:limit], kind="stable")
     try:
         found = sources_of(names.ledger.storage, manifest, "train", ids[:limit][ascending])
     except FileNotFoundError as error:
         raise DataError(f"the shards of run {run.run} are gone: {error}", next_step="run the pipeline again") from error
-    rows = _described(run, _output(names.ledger, run, "read"), found, ids[:limit][ascending])
+    rows = _describe_rows(run, _stage_output(names.ledger, run, "read"), found, ids[:limit][ascending])
     by_position = [rows[at] for at in np.argsort(ascending, kind="stable").tolist()]
     return {"status": "done", "run": run.run, "step": step, "epoch": epoch + 1, "num_rows": len(ids), "rows": by_position}
 
 
 def show_rows(result: dict[str, Any], console: Console) -> None:
-    """Print them on the terminal, a row a line."""
+    """Print a line for each row."""
     console.print(
-        f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {counted(result['num_rows'], 'row')}",
-        markup=False,
-        soft_wrap=True,
+        f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {counted(result['num_rows'], 'row')}"
     )
     for row in result["rows"]:
         place = f"{row['file']}:{row['line']}" if row["line"] is not None else f"{row['file']}, row {row['row']:,}"
         values = row["values"] if row["values"] is not None else {"": row["not_read"]}
         text = ", ".join(f"{name}={shorten(value)}" if name else str(value) for name, value in values.items())
-        console.print(f"  {place}  {text}", markup=False, soft_wrap=True)
+        console.print(f"  {place}  {text}")
 
 
-def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
+def _stage_output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
     key = run.keys[stage].key if stage in run.keys else ""
     record = ledger.stage_record(f"stages/{stage}/{key}.json", key, cleaned=True) if key else None
     gone = record.cleaned if record is not None else run.cleaned
@@ -97,10 +95,10 @@ def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
     return record.output
 
 
-def _ids(
+def _step_row_ids(
     storage: Storage, manifest: DatasetManifest, order: Order, train: TrainSpec, step: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Row ids of a step, and its epoch from 0. A step is one optimizer step, over one global batch."""
+    """Return the row ids of an optimizer step, which is one global batch, and its epoch from 0."""
     feed = open_cached_feed(storage, manifest, "train", batch_rows=train.batch_rows, order=order, last=train.last_batch)
     if step < 1 or (train.max_steps is not None and step > train.max_steps):
         raise _no_such_step(step, train.max_steps)
@@ -122,28 +120,28 @@ def _ids(
 def _no_such_step(step: int, last: int | None) -> SpecError:
     return SpecError(
         f"there is no step {step}" + (f": the run has 1 to {last:,}" if last is not None else ""),
-        next_step="name one of its steps with --step",
+        next_step="give another --step",
     )
 
 
-def _described(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """File, row, line and source values of each row, in the order of `found`."""
+def _describe_rows(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return file, row, line and source values of each row, in the order of `found`."""
     snapshot, data = SourceSnapshot.model_validate(read), spec_class_for(run.spec["data"]).model_validate(run.spec["data"])
     rows: list[dict[str, Any]] = [{} for _ in ids]
     for index, name in enumerate(found.names):
         at = np.flatnonzero(found.files == index)
         wanted = dict(zip(found.rows[at].tolist(), at.tolist(), strict=True))
-        values, lines, trouble = _values(data, snapshot, name, wanted)
+        values, lines, trouble = _source_values(data, snapshot, name, wanted)
         for row, place in wanted.items():
             described = {"id": int(ids[place]), "file": f"train/{name}", "row": row, "line": lines.get(row)}
             rows[place] = {**described, "values": values.get(row), "not_read": trouble}
     return rows
 
 
-def _values(
+def _source_values(
     data: DataSpec, snapshot: SourceSnapshot, name: str, rows: dict[int, int]
 ) -> tuple[dict[int, dict[str, Any]], dict[int, int], str | None]:
-    """Row -> its values in the source, row -> its line, and why there are none: the file may be gone, or another by now."""
+    """Return row -> values, row -> line, and the reason if the file is gone or has changed."""
     files = [file for file in snapshot.files if file.location == "train" and file.name == name]
     values: dict[int, dict[str, Any]] = {}
     try:

@@ -1,4 +1,4 @@
-"""How does the command run the flow? Servers up, flow called in this process, and its end turned into a result or an error."""
+"""Run the flow in this process: start servers, call it, and turn its end into a result or an error."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def run(
         overrides: changes of single values, such as `train.epochs=3`.
         fresh: start a new run instead of continuing the last one.
         until: stop after this stage.
-        data: rows instead of those that the file names: `{"train": frame}`, and validation or test besides. Pandas DataFrames,
-            Arrow tables, dicts of arrays or structured numpy arrays; kept in the storage, so that the run can continue.
+        data: rows in place of the file's: `{"train": frame}`, and optionally validation and test. Pandas DataFrames, Arrow
+            tables, dicts of arrays or structured numpy arrays; kept in the storage, so that the run can continue.
 
     Raises:
-        PenstockError: what stopped the run; its attribute `result` holds what was reached.
+        PenstockError: the error that stopped the run; its attribute `result` holds the results so far.
     """
     _check_stage(until)
     loaded = load_spec(Path(file), list(overrides))
@@ -65,7 +65,7 @@ def run(
 
 
 def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
-    """Run or continue a pipeline whose file is loaded; arguments, result and errors as of `run`."""
+    """Run or continue a pipeline whose file is loaded; arguments, result and errors are those of `run`."""
     telemetry_off()
     preflight = Preflight(loaded)
     preflight.ahead(until)
@@ -81,18 +81,18 @@ def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = N
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
                 start_ray(cpus_needed(loaded.spec))
-            stopping.check()  # what was raised inside Ray may have been swallowed there
+            stopping.check()  # Ray may have swallowed an exception raised inside it
 
         with prefect_api(loaded.state_dir, meanwhile):
             return _call_flow(preflight, fresh, until, stopping, ahead)
 
 
 def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
-    """Keep a program's rows in the storage; returns the settings that read them from there."""
+    """Keep a program's rows in the storage; return the settings that read them from there."""
     unknown = sorted(map(str, data.keys() - {*SPLITS}))
     if unknown or "train" not in data:
         raise SpecError(
-            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and validation and test besides",
+            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation and test",
             next_step='call run(file, data={"train": rows})',
         )
     storage = Storage(loaded.spec.storage)
@@ -109,16 +109,16 @@ def _check_stage(until: str | None) -> None:
 
 @contextlib.contextmanager
 def raise_interrupted_on_stop(stopping: StopRequest) -> Iterator[None]:
-    """Raise the stop itself where Prefect or Ray turns it into an error of its own, and announce a stop that takes long.
+    """Raise Interrupted where Prefect or Ray raises an error of its own after a stop, and announce a stop that takes long.
 
     Raises:
-        Interrupted: in place of any other error, once a stop was asked for.
+        Interrupted: in place of any other error, once a stop was requested.
     """
     over = threading.Event()
     threading.Thread(target=_announce_stop, args=(stopping, over), daemon=True).start()
     try:
         yield
-    except Exception as error:  # of any class, for that very reason; without a stop it is raised as it was
+    except Exception as error:  # of any class
         if stopping.stop.is_set() and not isinstance(error, Interrupted):
             raise Interrupted(stopping.signum) from error
         raise
@@ -127,48 +127,48 @@ def raise_interrupted_on_stop(stopping: StopRequest) -> Iterator[None]:
 
 
 def _announce_stop(stopping: StopRequest, over: threading.Event) -> None:
-    """Print a line after a signal, unless the block is over by then or its work prints one itself."""
+    """Print a line after a signal, unless the block has ended or prints one itself."""
     while not over.wait(_STOP_LOOKS_S):
         if stopping.received:
             if not stopping.graceful:
-                print("  stopping: what has been started ends first", file=sys.stderr, flush=True)
+                print("  stopping: work that has started ends first", file=sys.stderr, flush=True)
             return
 
 
 def _call_flow(
     preflight: Preflight, fresh: bool, until: str | None, stopping: StopRequest, ahead: threading.Thread
 ) -> dict[str, Any]:
-    # Prefect reads its settings when imported, so it comes after the server's address is known.
+    # Prefect reads its settings when imported, so import it once the server's address is known.
     from penstock.flows.pipeline import pipeline
     from penstock.flows.run.flow_runs import flow_result
     from penstock.flows.run.request import RunRequest
 
     request = RunRequest.of(preflight, fresh=fresh, until=until)
-    ahead.join()  # packages that import each other in a circle, as mlflow does, break where two threads import them at once
+    ahead.join()  # circular imports, as in mlflow, break if two threads import them at once
     stopping.check()
     return flow_result(lambda: pipeline(request, return_state=True))
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
-    """Whether an embedded Ray will most likely be needed: a local storage shows unfinished work."""
+    """Return whether an embedded Ray will most likely be needed: a local storage has unfinished work."""
     spec = loaded.spec
     if ray_address() or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
         return False
-    with contextlib.suppress(OSError, PenstockError):  # the flow meets it again, and reports it
+    with contextlib.suppress(OSError, PenstockError):  # the flow reports it
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
         return fresh or current is None or current.status != "done"
     return False
 
 
 def load_ahead(loaded: LoadedSpec) -> threading.Thread:
-    """Import what a run will need, in the thread that is returned: wait for it before anything else imports the same.
+    """Import the run's libraries in a thread, and return it: join it before anything else imports the same.
 
-    The process waits for it when it ends: torch's libraries abort a process that ends while they are loaded.
+    Not a daemon: torch aborts a process that ends while its libraries are loaded.
     """
 
     def load() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # for the main thread, when it is ready
-        with contextlib.suppress(Exception):  # the flow meets it again, and reports it
+        with contextlib.suppress(Exception):  # the flow reports it
             FRAMEWORKS.get(loaded.spec.train.framework)
             TRACKERS.get(loaded.spec.tracking.tracker).load()
 
@@ -178,7 +178,7 @@ def load_ahead(loaded: LoadedSpec) -> threading.Thread:
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:
-    """Refuse before a server starts what the flow would refuse later; the flow checks again, and takes the lease."""
+    """Refuse a training that another process holds before servers start; the flow checks again."""
     if is_local(loaded.spec.storage) and holders_of_runs(storage := Storage(loaded.spec.storage), loaded.spec.name):
         ledger = Ledger(storage)
         keys = stage_keys(loaded.project, ledger.stage_output)

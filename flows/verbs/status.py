@@ -1,4 +1,4 @@
-"""Which runs does a storage hold? Repairs their records in Prefect and at the tracker after kills."""
+"""List the runs of a storage, and repair their records in Prefect and at the tracker after kills."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["collect_status", "show_status", "state_of"]
 
 
 def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage, Path, str | None]:
-    """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for.
+    """Return the storage of `file`, its folder of embedded servers, and the pipeline's name (None for all).
 
     Raises:
         SpecError: `file` is wrong; or it is None, and the working directory has neither a pipeline.yaml nor a .penstock.
-        PreflightError: a package that `file` names is missing, and its storage cannot be read off without it.
+        PreflightError: a package that `file` names is missing, and the storage cannot be found without it.
     """
     if file is not None:
         return _state_of_file(file, overrides)
@@ -57,7 +57,7 @@ def _state_of_file(file: Path, overrides: Sequence[str]) -> tuple[Storage, Path,
 
 
 def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and at the tracker too."""
+    """List runs with their attempts; mark those without a process as killed, in Prefect and at the tracker too."""
     storage, state_dir, name = state_of(file, overrides)
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
@@ -81,36 +81,35 @@ def sweeps_among(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
-    """Print the runs for a person, one line each and why one failed: an id that is cut to fit cannot be pasted."""
+    """Print a line for each run, never cut, and below it why it failed."""
     if not result["runs"]:
-        console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
+        console.print(f"no runs in {result['storage']}")
     for run in result["runs"]:
         words = [
-            _how(run) + (f" by {run['held_by']}" if run["held_by"] else ""),
-            _count(run["status"], run["attempts"]),
+            _describe_status(run) + (f" by {run['held_by']}" if run["held_by"] else ""),
+            _describe_attempts(run["status"], run["attempts"]),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
             run["model_uri"] or "",
             run["cleaned"] or "",
         ]
-        console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
+        console.print("  ".join([run["run"], *filter(None, words)]))
         about = run["sweep"]["summary"] if run["sweep"] else run["trial"]["note"] if run["trial"] else ""
-        for line in [*filter(None, [about]), *_why(run)]:
-            console.print(f"    {line}", markup=False, soft_wrap=True)
+        for line in [*filter(None, [about]), *_first_problems(run["why"])]:
+            console.print(f"    {line}")
     for run_id in result["repaired"]:
-        console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
+        console.print(f"repaired: {run_id} was marked as running, and its process is gone")
     for run_id in result["reported"]:
-        console.print(f"reported to Prefect's server, which is back: how {run_id} ended", markup=False, soft_wrap=True)
+        console.print(f"reported to Prefect's server: the end of {run_id}")
 
 
-def _why(run: dict[str, Any]) -> list[str]:
-    """Why the newest attempt failed, and the next step; of a long list of problems the first."""
-    lines = run["why"]
+def _first_problems(lines: list[str]) -> list[str]:
+    """Shorten a long list of problems; the last line is the next step."""
     return lines if len(lines) <= 6 else [*lines[:4], f"  - and {len(lines) - 5} more", lines[-1]]
 
 
-def _how(run: dict[str, Any]) -> str:
-    """Return the status in words; a trial has no later stages, so `partial` would mislead."""
+def _describe_status(run: dict[str, Any]) -> str:
+    """Describe the status; a trial has no later stages, so `partial` would mislead."""
     trial = run["trial"]
     if trial is None:
         return str(run["status"])
@@ -118,8 +117,8 @@ def _how(run: dict[str, Any]) -> str:
     return f"trial {trial['number']}{', the best,' if trial['best'] else ''} {how}"
 
 
-def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
-    """How many attempts there were; where the newest has not come to the end and one before it has, which is which."""
+def _describe_attempts(status: str, attempts: Sequence[dict[str, Any]]) -> str:
+    """Count the attempts; name both if the newest is unfinished and an earlier one is done."""
     done = [attempt["number"] for attempt in attempts if attempt["status"] == "done"]
     if done and status != "done":  # most likely the end of fewer epochs
         return f"in attempt {attempts[-1]['number']}, done in attempt {done[-1]}"
@@ -130,10 +129,10 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
     run = ledger.load_run(run.run) or run
     try:
         committed = CheckpointStore(ledger.run_storage(run.run)).committed()
-    except CheckpointError:  # of a newer penstock: no reason to show no run at all
+    except CheckpointError:  # of a newer penstock: the run is shown without its step
         committed = []
     attempts = ledger.attempts(run.run)
-    # Of the newest attempt that trained, as the step is; the model may be of one before it.
+    # The newest attempt that trained, as for the step; the model may come from an earlier one.
     exactness = next((each.exactness for each in reversed(attempts) if each.exactness), run.result.get("exactness"))
     return {
         "run": run.run,
@@ -158,13 +157,13 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
 
 
 def _is_open(attempt: Attempt) -> bool:
-    """Whether something is left to say of an attempt, here or in Prefect."""
+    """Return whether the end of an attempt is missing here or in Prefect."""
     return attempt.status == "running" or attempt.prefect_missed_end
 
 
 @contextlib.contextmanager
-def _warning_of(kind: type[PenstockError]) -> Iterator[None]:
-    """Say of an error that it hinders a repair; the runs are shown all the same."""
+def _warn_not_repaired(kind: type[PenstockError]) -> Iterator[None]:
+    """Warn of an error that prevents a repair, and go on."""
     try:
         yield
     except kind as error:
@@ -172,20 +171,20 @@ def _warning_of(kind: type[PenstockError]) -> Iterator[None]:
 
 
 def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[str], list[str]]:
-    """Close runs that no process works on. Nothing happens while Prefect's server is away.
+    """Close runs without a process. Do nothing while Prefect's server is away.
 
     Returns:
-        (repaired, reported): runs that were marked as running, and runs whose end Prefect gets only now.
+        (repaired, reported): runs that were marked as running, and runs whose end was reported to Prefect now.
     """
     repaired: list[str] = []
     reported: list[str] = []
     if not suspects:
         return repaired, reported
-    with _warning_of(ServiceError), prefect_api(state_dir):
+    with _warn_not_repaired(ServiceError), prefect_api(state_dir):
         from penstock.flows.run.repair import repair_run
 
         for run in suspects:
-            # Opening Prefect takes seconds, in which another process may have begun to work on the run.
+            # Opening Prefect takes seconds; another process may have continued the run meanwhile.
             with contextlib.suppress(LeaseHeldError), contextlib.ExitStack() as held:
                 with choosing_a_run(ledger.storage, run.pipeline):
                     held.enter_context(hold_lease(ledger.storage, lease_of(run)))
@@ -199,5 +198,5 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[
 
 
 def _missed(ledger: Ledger, run: Run) -> bool:
-    """Whether Prefect lacks the end of an attempt."""
+    """Return whether Prefect lacks the end of an attempt."""
     return any(attempt.prefect_missed_end for attempt in ledger.attempts(run.run))

@@ -1,4 +1,4 @@
-"""How does a person look at runs? MLflow's page and Prefect's page over the state of one pipeline, until Ctrl-C."""
+"""Serve MLflow's page and Prefect's page of one pipeline until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ __all__ = ["serve_ui"]
 
 
 _DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")
-"""Tracking URIs of stores that have no page of their own."""
+"""Tracking URIs of stores without a page of their own."""
 
 READY_S = 90.0
-"""A cold MLflow server on two busy cores was seen to take 25 s."""
+"""A cold MLflow server took 25 s on two busy cores."""
 
 
 def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; configured servers are only named.
+    """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, print the address.
 
     Args:
         file: the pipeline file; None for the state in the current folder.
-        mlflow_port: 0 takes that of the last time, or a free one.
-        say: takes lines for a person; the addresses come as soon as they answer.
+        mlflow_port: 0 takes the port of the last time, or a free one.
+        say: prints a line; the addresses are printed once they answer.
 
     Returns:
         The addresses, `{"status": "done", "mlflow": ..., "prefect": ...}`.
 
     Raises:
-        SpecError: there is neither a pipeline file nor a state to look at.
-        ServiceError: a page did not come up.
+        SpecError: there is neither a pipeline file nor a state folder.
+        ServiceError: a page did not start.
     """
     _, state_dir, name = state_of(file)
     tracking = mlflow_uri(state_dir)
-    asked = threading.Event()
+    closing = threading.Event()
     with (
-        _asking(asked),
+        _setting_on_signal(closing),
         prefect_api(state_dir) as prefect,
-        _mlflow_page(tracking, state_dir, mlflow_port, asked, name) as mlflow,
+        _mlflow_page(tracking, state_dir, mlflow_port, closing, name) as mlflow,
     ):
         pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
-        if not asked.is_set():
+        if not closing.is_set():
             say(f"MLflow:  {pages['mlflow']}")
             say(f"Prefect: {pages['prefect']}")
             say("Ctrl-C closes them")
-        asked.wait()
+        closing.wait()
         return {"status": "done", **pages}
 
 
 @contextlib.contextmanager
-def _asking(asked: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `asked` instead of interrupting, for the block."""
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+def _setting_on_signal(closing: threading.Event) -> Iterator[None]:
+    """Set `closing` on SIGINT and SIGTERM, instead of interrupting, for the block."""
+    before = {number: signal.signal(number, lambda *_: closing.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -85,15 +85,15 @@ def _asking(asked: threading.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Event, pipeline: str | None) -> Iterator[str]:
-    """The address of MLflow's page: the configured server's own, else the list of runs at a server for the block."""
+def _mlflow_page(tracking: str, state_dir: Path, port: int, closing: threading.Event, pipeline: str | None) -> Iterator[str]:
+    """Yield the address of MLflow's page; without a configured server, serve one for the block."""
     if not tracking.startswith(_DATABASES):
         yield tracking
         return
     database = database_of(tracking)
     port = port or page_port((database.parent if database is not None else state_dir / "mlflow") / "port", to_bind=True)
     if database is not None:
-        with contextlib.suppress(sqlite3.Error):  # the server will tell
+        with contextlib.suppress(sqlite3.Error):  # the server reports it
             relocate_artifacts(database)
     log = state_dir / "mlflow" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     try:
         url = f"http://127.0.0.1:{port}"
         with announce_wait("MLflow's page"):
-            _wait_ready(server, url, log, asked)
-        yield url if asked.is_set() else _list_of_runs(url, pipeline)
+            _wait_ready(server, url, log, closing)
+        yield url if closing.is_set() else _list_of_runs(url, pipeline)
     finally:
         _stop(server)
 
@@ -110,10 +110,10 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
 def _start_mlflow(tracking: str, state_dir: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
-        # Not an argument: a database's URI may hold a password, and everybody on the machine sees arguments.
+        # Not an argument: the URI may hold a password, and arguments are visible to all users of the machine.
         "MLFLOW_BACKEND_STORE_URI": tracking,
         "MLFLOW_DEFAULT_ARTIFACT_ROOT": (state_dir.absolute() / "mlflow" / "artifacts").as_uri(),
-        # As shipped the server is 15 processes; the job runner among them serves nothing on these pages.
+        # By default the server starts 15 processes, with a job runner that these pages do not need.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
@@ -123,16 +123,16 @@ def _start_mlflow(tracking: str, state_dir: Path, port: int, log: Path) -> subpr
         )
 
 
-def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, asked: threading.Event) -> None:
+def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, closing: threading.Event) -> None:
     deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and server.poll() is None and not asked.is_set():
+    while time.monotonic() < deadline and server.poll() is None and not closing.is_set():
         try:
             if httpx.get(f"{url}/health", timeout=2).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
-        asked.wait(0.3)
-    if not asked.is_set():
+        closing.wait(0.3)
+    if not closing.is_set():
         ended = (
             f"ended with code {server.returncode}" if server.returncode is not None else f"did not answer within {READY_S:g} s"
         )
@@ -144,7 +144,7 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, asked: thr
 
 
 def _list_of_runs(url: str, pipeline: str | None) -> str:
-    """The pipeline's page; without a pipeline that of the one there is, or the list of all."""
+    """Return the address of the pipeline's runs, or of the only pipeline there is, else of the list of all."""
     try:
         answer = httpx.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1000}, timeout=10)
         found = {each["name"]: each for each in answer.raise_for_status().json().get("experiments", [])}

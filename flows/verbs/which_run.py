@@ -1,4 +1,4 @@
-"""Which run does a name mean? Its id or a part of it, `last`, `best`, a version of its model, or an alias."""
+"""Find a run by its id or a part of it, `last`, `best`, a version of its model, or an alias."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import BestSpec, TrackingSpec
 
-__all__ = ["RunNames", "better_is", "main_metric"]
+__all__ = ["RunNames", "better_sign", "main_metric"]
 
 
 _BY_ORDER = ("last", "previous", "before", "best")
 
 _PART = 4
-"""The fewest characters of an id that name a run: fewer are a version of the model."""
+"""Characters that a part of an id needs: fewer are a version of the model."""
 
 
 class RunNames:
-    """The runs of one storage, by the names that a command takes.
+    """Finds runs of one storage by name.
 
     Args:
         file: the pipeline file or its folder; None for the pipeline of the current folder, or for all runs in its .penstock
@@ -40,10 +40,10 @@ class RunNames:
         self._known = list(self.ledger.runs())
         of_pipeline = (run for run in self._known if self.pipeline in (None, run.pipeline))
         self.runs = [run for run in of_pipeline if run.sweep in (None, run.run)]
-        """Without other pipelines of the storage and the trials of sweeps, which are found by their id only."""
+        """Runs of this pipeline without trials of sweeps; the others are found by their whole id."""
 
     def find(self, name: str) -> Run:
-        """Find the run that `name` means.
+        """Find the run called `name`.
 
         Raises:
             SpecError: there is none, or there are several.
@@ -86,35 +86,19 @@ class RunNames:
         if metric is None:
             raise SpecError("no run has a metric to be best by", next_step="name a run: penstock log lists them")
         measured = [run for run in finished if metric in run.result.get("metrics", {})]
-        return max(measured, key=lambda run: better_is(newest, metric) * run.result["metrics"][metric])
+        return max(measured, key=lambda run: better_sign(newest, metric) * run.result["metrics"][metric])
 
     def _of_version(self, name: str) -> Run | None:
-        """The run that made a version of the model: `models:/name/3`, `3`, or the alias that points to one."""
+        """Find the run that made a version of the model: `models:/name/3`, `3`, or an alias."""
         model, number, alias = _parse_model(name)
         uris = {str(run.result["model_uri"]): run for run in self.runs if run.result.get("model_uri")}
         if number is not None:
-            found = next((run for uri, run in uris.items() if _version_of(uri) == (model or _version_of(uri)[0], number)), None)
-            if found is None:
-                self._refuse_gone_on(model, number)
-            return found
+            return next((run for uri, run in uris.items() if _version_of(uri) == (model or _version_of(uri)[0], number)), None)
         for run in reversed(self.runs):
             version = self._alias_version(run, model, alias)
             if version is not None:
                 return next((made for uri, made in uris.items() if _version_of(uri)[1] == version), None)
         return None
-
-    def _refuse_gone_on(self, model: str | None, number: str) -> None:
-        """Raise SpecError for a version of an attempt whose run has gone on since."""
-        for run in self.runs:
-            for attempt in self.ledger.attempts(run.run):
-                uri = attempt.model_uri or ""
-                if _version_of(uri) == (model or _version_of(uri)[0], number):
-                    raise SpecError(
-                        f"{uri} is of attempt {attempt.number} of run {run.run}, which has gone on since"
-                        + (f" and registered {now}" if (now := run.result.get("model_uri")) else ""),
-                        next_step="penstock log has what each attempt measured; a run that shall stay as it is is followed by "
-                        "another one with penstock run --fresh",
-                    )
 
     def _alias_version(self, run: Run, model: str | None, alias: str) -> str | None:
         name = model or (run.spec.get("register") or {}).get("name") or run.pipeline
@@ -127,15 +111,15 @@ class RunNames:
 
 
 def main_metric(run: Run) -> str | None:
-    """The metric a run is judged by: the one its best checkpoint is chosen by, else the first held-out one of its result."""
+    """Return the metric of the best checkpoint, else the first held-out metric of the result."""
     metrics = run.result.get("metrics", {})
     chosen = ((run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}).get("metric")
     wanted = [chosen, *(f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss"))]
     return next((name for name in wanted if name in metrics), next(iter(sorted(metrics)), None))
 
 
-def better_is(run: Run, metric: str) -> int:
-    """1 where more is better, -1 where less is."""
+def better_sign(run: Run, metric: str) -> int:
+    """Return 1 if more is better, -1 if less is."""
     best = (run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}
     if best.get("metric") == metric:
         return 1 if BestSpec.model_validate(best).mode == "max" else -1
@@ -143,7 +127,7 @@ def better_is(run: Run, metric: str) -> int:
 
 
 def _parse_model(name: str) -> tuple[str | None, str | None, str]:
-    """(model, version, alias) of `models:/name/3`, `models:/name@alias`, `name@alias`, `3`, `v3` or `alias`."""
+    """Return (model, version, alias) of `models:/name/3`, `models:/name@alias`, `name@alias`, `3`, `v3` or `alias`."""
     rest = name.removeprefix("models:/")
     model, at, alias = rest.partition("@")
     if at:

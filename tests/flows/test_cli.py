@@ -30,7 +30,7 @@ def penstock(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [("run", ".", "--until", "nope"), ("run", "--nope"), ("deploy", "."), ("sample",)])
-def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) -> None:
+def test_wrong_command_line_prints_json(words: tuple[str, ...]) -> None:
     done = penstock(*words, "--json")
     assert done.returncode == 2
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -47,7 +47,7 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
         (("rows", "last", "--step", "1", "--limit", "-1"), "greater than or equal to 1"),
     ],
 )
-def test_values_that_cannot_be_meant_are_refused_before_any_work(
+def test_impossible_values_are_refused_first(
     words: tuple[str, ...], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_values_that_cannot_be_meant_are_refused_before_any_work(
     ],
     ids=["full", "read-only", "server gone", "files"],
 )
-def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, advice: str) -> None:
+def test_os_error_gives_advice(code: int, advice: str) -> None:
     with pytest.raises(PreflightError, match="/the/file: ") as told, reporting_machine_errors():
         raise OSError(code, os.strerror(code), "/the/file")
     assert told.value.next_step == f"{advice}, and run the same command again"
@@ -100,7 +100,7 @@ def test_help_of_file_arguments_names_kind_and_default() -> None:
     assert all("Without it" in files[name] for name in ("status", "ui"))
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_binary_pipeline_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_bytes(b"\xff\xfe\x00bad")
     done = penstock("check", str(file))
@@ -108,13 +108,13 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     assert f"{file} is not UTF-8 text" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_every_error_that_a_person_can_mend_ends_with_a_next_step(tmp_path: Path) -> None:
+def test_every_user_error_has_a_next_step(tmp_path: Path) -> None:
     done = penstock("deploy", str(tmp_path), "--cron", "0 3 * * *", "--input", "rows/", "--json")
     assert done.returncode == 2 and "Next: correct it, and run the same command again" in done.stderr
     assert json.loads(done.stdout)["error"]["next"] == "correct it, and run the same command again"
 
 
-def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
+def test_output_of_user_code_goes_to_stderr(tmp_path: Path) -> None:
     create_project(tmp_path / "p", "tabular")
     noise = "import os\nprint('said in Python')\nos.system('echo said by a child')\nclass Robot: print('said in a class')\n"
     (tmp_path / "p" / "noisy.py").write_text(noise)
@@ -125,7 +125,7 @@ def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
     assert {"recipe: said in Python", "said by a child", "recipe: said in a class"} <= set(done.stderr.splitlines())
 
 
-def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
+def test_brackets_in_names_are_printed(tmp_path: Path) -> None:
     create_project(tmp_path / "p", "tabular")
     told = CliRunner().invoke(app, ["check", str(tmp_path / "p"), "--set", "train.recipe=nope.py:Robot"])
     assert told.exit_code == 2
@@ -133,7 +133,7 @@ def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_is_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
+def test_closed_stream_does_not_fail(tmp_path: Path, closed: str) -> None:
     (tmp_path / ".penstock").mkdir()
     command = f"{shlex.quote(sys.executable)} -m penstock status --json {closed}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
@@ -150,7 +150,7 @@ def test_closed_stdout_does_not_stop_the_work(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "p" / "pipeline.yaml").exists()
 
 
-def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_stdout_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
     command = f"{shlex.quote(sys.executable)} -m penstock status --json > /dev/full"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
@@ -158,14 +158,14 @@ def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert done.stderr.endswith("penstock: the answer cannot be written to stdout: No space left on device\n")
 
 
-def test_what_was_asked_for_is_on_stdout(tmp_path: Path) -> None:
+def test_answer_is_on_stdout(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
     command = [sys.executable, "-m", "penstock", "status"]
     done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == (f"no runs in {tmp_path}/.penstock\n", "")
 
 
-def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> None:
+def test_unwritable_or_deleted_folder_is_named(tmp_path: Path) -> None:
     done = penstock("init", "/proc/here")  # nobody may make anything there
     assert done.returncode == 3 and "/proc/here cannot be made" in done.stderr and "Traceback" not in done.stderr
     gone = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && {shlex.quote(sys.executable)} -m penstock status"
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("below", ["", "/below"])
 @pytest.mark.parametrize("verb", ["check", "plan", "run", "tune", "status", "log", "clean"])
-def test_a_storage_that_is_a_file_is_named_with_the_rule(tmp_path: Path, verb: str, below: str) -> None:
+def test_storage_that_is_a_file_is_refused(tmp_path: Path, verb: str, below: str) -> None:
     (tmp_path / "file").write_text("")
     file = make_project(tmp_path / "p", files=1)
     sweep = "tune: {metric: val/loss, mode: min, space: {train.epochs: {choice: [1, 2]}}}"
@@ -204,7 +204,7 @@ FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
         ("deploy", "penstock.flows.verbs.deploy.deploy.deploy_pipeline", "page: "),
     ],
 )
-def test_where_to_look_is_said_at_the_end_and_never_cut(
+def test_page_address_is_last_line_and_uncut(
     monkeypatch: pytest.MonkeyPatch, verb: str, does: str, lead: str, url: str | None, page: str
 ) -> None:
     def done(*arguments: Any, **_options: Any) -> dict[str, Any]:

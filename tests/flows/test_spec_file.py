@@ -49,19 +49,19 @@ def test_defaults_and_file_values_carry_their_origin(tmp_path: Path) -> None:
     assert loaded.origins["train.retries"] == "default"
 
 
-def test_a_mapping_given_by_set_is_the_origin_of_what_it_holds(tmp_path: Path) -> None:
+def test_mapping_from_set_is_origin_of_its_leaves(tmp_path: Path) -> None:
     loaded = load_spec(write(tmp_path, GOOD), ["train.params={hidden: 3}"])
     assert loaded.spec.train.params == {"hidden": 3}
     assert loaded.origins["train.params.hidden"] == "--set train.params"
 
 
-def test_relative_storage_lies_beside_the_pipeline_file(tmp_path: Path) -> None:
+def test_relative_storage_is_beside_pipeline_file(tmp_path: Path) -> None:
     assert load_spec(write(tmp_path, GOOD)).spec.storage == str(tmp_path / ".penstock")
     remote = load_spec(write(tmp_path, GOOD), ["storage=s3://bucket/prefix"])
     assert remote.spec.storage == "s3://bucket/prefix"
 
 
-def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_are_reported_with_lines(tmp_path: Path) -> None:
     text = (
         GOOD.replace("batch_rows: 64", "batch_rows: 0").replace("epochs: 2", "epoch: 2").replace("format: csv", "format: xlsx")
     )
@@ -71,19 +71,19 @@ def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> 
     assert any(p.startswith("pipeline.yaml:3: data.format:") and "xlsx" in p for p in found)
 
 
-def test_a_key_without_its_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_key_without_section_suggests_section(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "epochs=3", "shufle=1")
     assert "--set epochs=3: epochs: unknown key; did you mean 'train.epochs'?" in found
     assert any("did you mean 'shuffle'?" in problem for problem in found)
 
 
 @pytest.mark.parametrize("name, meant", [("My Tumours", "; did you mean 'my-tumours'?"), ("Größe", ""), ("---", "")])
-def test_a_text_of_another_form_is_told_in_words(tmp_path: Path, name: str, meant: str) -> None:
+def test_malformed_name_gives_the_rule(tmp_path: Path, name: str, meant: str) -> None:
     (found,) = problems_of(write(tmp_path, GOOD), f"name={json.dumps(name)}")
     assert found.endswith(f" (Name of the pipeline: lower-case letters, digits, `-` and `_`){meant}")
 
 
-def test_a_store_of_another_form_is_told_in_words(tmp_path: Path) -> None:
+def test_malformed_store_gives_the_rule(tmp_path: Path) -> None:
     address, endpoint, prefix = problems_of(
         write(tmp_path, GOOD), "stores={b: {anonymous: true}, 's3://c': {endpoint: 'minio:9000', env_prefix: my-keys}}"
     )
@@ -92,7 +92,7 @@ def test_a_store_of_another_form_is_told_in_words(tmp_path: Path) -> None:
     assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials" in prefix
 
 
-def test_wrong_split_rule_gives_one_problem(tmp_path: Path) -> None:
+def test_wrong_split_rule_is_one_problem(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
     found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
@@ -104,7 +104,7 @@ def test_wrong_split_rule_gives_one_problem(tmp_path: Path) -> None:
     assert "test needs a fraction, or after or before" in found
 
 
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) -> None:
+def test_indivisible_batch_rows_names_nearest_values(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
     assert found == ["--set train.batch_rows=500: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
     found = problems_of(write(tmp_path, GOOD), "train.workers=3", "shuffle.seed=1")
@@ -114,7 +114,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("metric", "wrong", "right"), [("accuracy", "min", "max"), ("r2", "min", "max"), ("loss", "max", "min")]
 )
-def test_a_mode_that_takes_the_worst_for_the_best_is_refused(tmp_path: Path, metric: str, wrong: str, right: str) -> None:
+def test_mode_opposite_to_metric_is_refused(tmp_path: Path, metric: str, wrong: str, right: str) -> None:
     section = "{metric: val/%s, mode: %s}"
     for key, more in (("train.checkpoint.best", ""), ("tune", ", space: {train.epochs: {choice: [1, 2]}}")):
         entry = f"{key}={section}".replace("}", f"{more}}}")
@@ -131,7 +131,7 @@ def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
     assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
     assert problems_of(write(tmp_path, GOOD), "tune.searcher=tpe") == [
-        "--set tune.searcher=tpe: tune.space: missing; this key is needed"
+        "--set tune.searcher=tpe: tune.space: missing; this key is required"
     ]
     found = problems_of(write(tmp_path, GOOD), "stores={a: {secret_key: canary}}", "stores.a.secret_key=canary")
     assert found and not any("canary" in problem for problem in found)
@@ -147,7 +147,7 @@ def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
         "preprocess.0.ragged.pad_value=no",
     ],
 )
-def test_a_boolean_is_no_number(tmp_path: Path, override: str) -> None:
+def test_boolean_for_number_is_refused(tmp_path: Path, override: str) -> None:
     more = ["data.images={size: [8, 8]}", "preprocess=[{ragged: {columns: [a]}}]", "evaluate={slices: [{age: [1, 2]}]}"]
     key, word = override.split("=")
     boolean = word in ("yes", "on", "true")
@@ -158,24 +158,24 @@ def test_a_boolean_is_no_number(tmp_path: Path, override: str) -> None:
 
 
 @pytest.mark.parametrize(("dimension", "at"), [("choice: [3, yes]", ""), ("range: [no, 3]", ".range.0")])
-def test_a_sweep_tries_no_boolean_for_a_number(tmp_path: Path, dimension: str, at: str) -> None:
+def test_boolean_in_sweep_space_is_refused(tmp_path: Path, dimension: str, at: str) -> None:
     (found,) = problems_of(write(tmp_path, GOOD + f"tune: {{space: {{train.epochs: {{{dimension}}}}}}}\n"))
     assert f"tune.space.train.epochs{at}: " in found and "this is a number" in found
 
 
-def test_a_bare_name_for_columns_is_one_problem(tmp_path: Path) -> None:
+def test_bare_column_name_is_one_problem(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
     assert found == [
         "--set preprocess=[...]: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
     ]
 
 
-def test_a_missing_key_is_named_where_it_would_stand(tmp_path: Path) -> None:
+def test_missing_key_names_line_of_its_section(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD.replace("  train: rows.csv\n", "")))
-    assert found == ["pipeline.yaml:2: data.train: missing; this key is needed"]
+    assert found == ["pipeline.yaml:2: data.train: missing; this key is required"]
 
 
-def test_a_key_that_stands_twice_is_an_error(tmp_path: Path) -> None:
+def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     for options in ((), ("train.epochs=3",)):  # an option has no part in it
         (found,) = problems_of(write(tmp_path, GOOD + "name: again\n"), *options)
         assert found.startswith("pipeline.yaml:") and "name: the key is there twice" in found
@@ -186,22 +186,22 @@ def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
         load_spec(write(tmp_path, GOOD + "  x: [1,\n"))
 
 
-def test_yaml_tags_that_would_run_code_are_refused(tmp_path: Path) -> None:
+def test_yaml_tags_running_code_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="not valid YAML"):
         load_spec(write(tmp_path, GOOD + "register: !!python/object/apply:os.system ['true']\n"))
 
 
 @pytest.mark.parametrize("override", ["train.epochs", "=3", "preprocess.4.drop=[a]"])
-def test_an_override_that_fits_nowhere_is_named(tmp_path: Path, override: str) -> None:
+def test_malformed_override_is_named(tmp_path: Path, override: str) -> None:
     assert any("--set" in p for p in problems_of(write(tmp_path, GOOD + "preprocess: []\n"), override))
 
 
-def test_no_file_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_file_suggests_init(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="penstock init"):
         load_spec(tmp_path / "absent.yaml")
 
 
-def test_the_schema_completes_keys_of_every_section() -> None:
+def test_schema_has_keys_of_all_sections() -> None:
     schema = json.loads(schema_json())
     assert {"name", "data", "train", "register"} <= schema["properties"].keys()
     assert "batch_rows" in schema["$defs"]["TrainSpec"]["properties"]
@@ -218,14 +218,14 @@ def test_every_train_field_has_a_rule_for_resume() -> None:
     assert rules["params"] is OnResume.WARN
 
 
-def test_a_secret_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
+def test_secret_in_file_is_refused_and_hidden(tmp_path: Path) -> None:
     override = "train.params={api_key: hunter2, pad_token: <pad>, url: 'https://me:hunter2@host/x', door: 'sftp://me@host/x'}"
     found = problems_of(write(tmp_path, GOOD), override)
     assert [problem.split(": ")[1] for problem in found] == ["train.params.api_key", "train.params.url"]
     assert "hunter2" not in str(found) and "environment" in found[0]
 
 
-def test_a_column_may_be_called_what_a_secret_is_called(tmp_path: Path) -> None:
+def test_column_named_like_a_secret_is_accepted(tmp_path: Path) -> None:
     overrides = ["data.types={token: string}", "preprocess=[{cast: {password: int64}}, {rename: {api_key: key}}]"]
     assert load_spec(write(tmp_path, GOOD), overrides).spec.data.types == {"token": "string"}
     found = problems_of(write(tmp_path, GOOD), "data.types={token: 'https://me:hunter2@host/x'}")
@@ -239,7 +239,7 @@ def test_model_name_that_mlflow_refuses_is_refused_at_load(tmp_path: Path, overr
     assert "MLflow" in problem or "letters, digits" in problem
 
 
-def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
+def test_promote_metric_needs_its_split(tmp_path: Path) -> None:
     moved_by = "register.promote={metric: %s/accuracy}"
     assert load_spec(write(tmp_path, GOOD), [moved_by % "val"]).spec.register_.promote is not None
     (problem,) = problems_of(write(tmp_path, GOOD), moved_by % "test")
@@ -250,13 +250,13 @@ def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
     assert "register.promote.metric: 'val/loss' is a loss, which is the recipe's own" in problem
 
 
-def test_windows_of_shards_need_a_mode_with_windows(tmp_path: Path) -> None:
+def test_window_of_shards_needs_windowed_mode(tmp_path: Path) -> None:
     (problem,) = problems_of(write(tmp_path, GOOD), "shuffle.window_of=shards")
     assert problem.endswith("shuffle.window_of: mode: global has no windows; set mode: windowed, or leave it out")
     assert load_spec(write(tmp_path, GOOD), ["shuffle={mode: windowed, window_of: shards}"]).spec.shuffle.window_of == "shards"
 
 
-def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> None:
+def test_model_without_alias_and_name_with_blanks_load(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD), ["register.alias=null", "register.name=my model"]).spec
     assert (spec.register_.alias, spec.register_.name) == (None, "my model")
 
@@ -287,7 +287,7 @@ def test_storage_of_unknown_scheme_is_refused(tmp_path: Path, storage: str, says
         ("S3://bucket/x", "a store's name is in lower case; did you mean s3://bucket/x?"),
     ],
 )
-def test_a_url_of_rows_with_one_slash_or_in_capitals_is_no_path(tmp_path: Path, location: str, says: str) -> None:
+def test_malformed_url_of_rows_is_refused(tmp_path: Path, location: str, says: str) -> None:
     for key in ("data.train", "data.validation", "data.test"):
         assert problems_of(write(tmp_path, GOOD), f"{key}={location}") == [
             f"--set {key}={location}: {key}: {location!r}: {says}"

@@ -258,7 +258,7 @@ def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> N
     assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])
 
 
-def test_what_check_refuses_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+def test_check_failure_is_refused_before_servers(tmp_path: Path) -> None:
     file = make_project(tmp_path / "overlap", files=2)
     both = ("--set", "data.test=data/train/part-1.parquet")
     checked = penstock("check", str(file), *both, code=4)

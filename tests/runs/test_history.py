@@ -199,7 +199,7 @@ def test_the_speed_is_a_sentence() -> None:
         return [Point(0, step, {**values, **(ranks if step in (1, 4, 12) else {})}) for step in range(1, 13)]
 
     assert throughput_sentence([]) == ""
-    assert "waited for rows 5% of the time: the model is what takes it" in throughput_sentence(points(0.05))
+    assert "waited for rows 5% of the time: the model takes the time" in throughput_sentence(points(0.05))
     assert "It was data-bound 31% of the time (rank 1 the most)" in throughput_sentence(points(0.31))
     first, second = wait_by_rank(points(0.31))
     assert (first["rank"], second["rank"]) == ("0", "1") and second["share"] == pytest.approx(0.31)

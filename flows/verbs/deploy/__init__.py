@@ -1,4 +1,4 @@
-"""How does a pipeline get onto a schedule, and who learns of it when it fails there?
+"""How is a pipeline put on a schedule, and how are its failures reported?
 
 Public: `deploy`, `notify`.
 """

@@ -1,4 +1,4 @@
-"""How does a pipeline get onto a schedule? As a Prefect deployment of our flow for a process work pool.
+"""Put a pipeline on a schedule, as a Prefect deployment of our flow for a process work pool.
 
 A deployment holds a name, a schedule and the path of the pipeline file; a worker imports the installed penstock and reads the
 file when a run begins. Nothing secret is stored in Prefect: credentials belong in the environment of the worker.
@@ -35,13 +35,13 @@ from penstock.errors import ServiceError, SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.verbs.deploy.notify import NOBODY, forget_messages, notify_of, put_messages, sends_messages
+from penstock.flows.verbs.deploy.notify import NOBODY, forget_messages, notify_of, put_messages
 
 __all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "Plan", "deploy_pipeline", "deploy_predictions"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
-"""A module path: penstock is installed where workers run, so no code is fetched and a project's folders stay out of the way."""
+"""A module path: workers have penstock installed, so no code is fetched."""
 
 PREDICT_ENTRYPOINT = "penstock.flows.predict.flow.predict"
 
@@ -55,33 +55,33 @@ _PASSED_ON = (
     "PENSTOCK_CACHE_BYTES",
     "PENSTOCK_CACHE_DIR",
 )
-"""Addresses that say where a run works. They are stored with the deployment, in plain text, if they are set here."""
+"""Settings of the environment that are stored with the deployment, in plain text."""
 
 
 class Plan(NamedTuple):
-    """When and where a deployment runs, and who gets messages: the options that both kinds of deployment take."""
+    """Schedule, work pool and messages: the options of both kinds of deployment."""
 
     cron: str
     """Five fields."""
     timezone: str = "UTC"
-    """Of the fields, as Europe/Berlin."""
+    """Time zone of the fields, as Europe/Berlin."""
     pool: str = "penstock"
     """Work pool of type process; it is created if absent."""
     notify: str | None = None
-    """Address of messages, or `none` to remove what was there; None leaves all as it is."""
+    """Address of messages; `none` removes it, None leaves it unchanged."""
     silence_h: float | None = None
-    """Hours without a run after which a message comes, instead of a day."""
+    """Hours without a run before a message is sent, instead of a day."""
 
 
 class _Work(NamedTuple):
-    """What a deployment performs."""
+    """A flow with its request."""
 
     flow: Flow[Any, Any]
     entrypoint: str
     request: BaseModel
     about: str
     named_by: str
-    """The field of the request whose change means other work under the same name."""
+    """Field of the request that identifies the work."""
 
 
 def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
@@ -91,19 +91,19 @@ def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[
         file: the pipeline file; workers must find it under the same absolute path.
         plan: schedule, work pool and messages.
         overrides: `a.b=value` texts that every run of the deployment applies.
-        say: takes lines for a person.
+        say: prints a line.
 
     Returns:
         The JSON object of `penstock deploy --json`.
 
     Raises:
         SpecError: the pipeline file, an override or the schedule is wrong; nothing was deployed.
-        ServiceError: there is no Prefect server to keep a schedule, it does not answer, or the pool is of another type.
+        ServiceError: there is no Prefect server, it does not answer, or the pool is of another type.
     """
     loaded = load_spec(file, overrides)
 
     def work() -> _Work:
-        # It brings Ray and torch along: seconds that a refusal does not need.
+        # Imported here: it loads Ray and torch, seconds that a refusal does not need.
         from penstock.flows.pipeline import pipeline
         from penstock.flows.run.request import RunRequest
 
@@ -121,8 +121,8 @@ def deploy_predictions(
     Args:
         file: the pipeline file whose model scores; its project holds the MLflow store if no server is named.
         plan: as in `deploy_pipeline`.
-        model: another address than that of the pipeline's registered model at its alias.
-        make: the request for a model's address.
+        model: address of a model; by default the pipeline's registered model at its alias.
+        make: makes the request for a model's address.
 
     Raises:
         SpecError, ServiceError: as `deploy_pipeline`; SpecError, too, if `model` is None and the pipeline's has no alias,
@@ -134,13 +134,13 @@ def deploy_predictions(
         register = loaded.spec.register_
         if register.alias is None:
             raise SpecError(
-                f"{loaded.file}: its section register names no alias, so the version that scores is not known",
+                f"{loaded.file}: its section register names no alias, so there is no model to score with",
                 next_step=f"set register.alias, or name the model: --model models:/{register.name or loaded.spec.name}@ALIAS",
             )
         model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
     request = make(model)
-    if is_own or request.format is not None:  # what another model was trained on is known when it is loaded
-        from penstock.training.predict.asked import input_options  # it brings torch along
+    if is_own or request.format is not None:  # for another model the format is known once it is loaded
+        from penstock.training.predict.asked import input_options  # it loads torch
 
         data, name = loaded.spec.data, request.format or loaded.spec.data.format
         input_options(name, data if name == data.format else None, request.options)
@@ -158,7 +158,7 @@ def _deploy(loaded: LoadedSpec, make_work: Callable[[], _Work], plan: Plan, say:
     notify = None if plan.notify in (None, NOBODY) else notify_of(str(plan.notify), plan.cron, plan.silence_h)
     if plan.silence_h is not None and notify is None:
         raise SpecError(
-            f"--silence-h {plan.silence_h:g} goes with --notify, which names the receiver of the message",
+            f"--silence-h {plan.silence_h:g} goes with --notify, the receiver of the message",
             next_step="add --notify with the address of a webhook, or leave --silence-h out",
         )
     _check_pool_name(plan.pool)
@@ -176,14 +176,11 @@ def _deploy(loaded: LoadedSpec, make_work: Callable[[], _Work], plan: Plan, say:
                 messages = put_messages(client, full_name, deployment_id, str(loaded.file), notify)
                 say(f"a run that fails sends a message to {notify.shown}")
                 if notify.silence_s is None:
-                    say("silence sends none, since the schedule is not one of every day; --silence-h HOURS adds it")
+                    say("a missing run sends no message, since the schedule is not daily; --silence-h HOURS adds one")
                 else:
-                    say(f"{notify.silence_s / 3600:g} hours in which no run begins send one, too")
+                    say(f"{notify.silence_s / 3600:g} hours without a new run send one, too")
             elif plan.notify == NOBODY and forget_messages(client, full_name):
-                say("it sends no messages any more")
-            elif plan.notify is None and sends_messages(client, full_name):
-                again = f"penstock deploy {loaded.file} --cron {plan.cron!r} --notify {NOBODY}"
-                say(f"its messages stay as they are; to end them: {again}")
+                say("its messages are deleted")
     for reason in left_out:
         say(f"not stored in Prefect, set it where the worker starts: {reason}")
     say(f"{full_name} runs at {plan.cron!r} {plan.timezone}: {url}")
@@ -204,22 +201,22 @@ def _deploy(loaded: LoadedSpec, make_work: Callable[[], _Work], plan: Plan, say:
 
 @contextlib.contextmanager
 def _refused_by_prefect(what: str) -> Iterator[None]:
-    """Raise ServiceError for what the server does not take."""
+    """Raise ServiceError if the server refuses."""
     try:
         yield
     except (PrefectException, httpx.HTTPError) as error:
         raise ServiceError(
             f"Prefect at {os.environ['PREFECT_API_URL']} did not take {what}: {error}",
-            next_step="penstock doctor looks at the server",
+            next_step="check the server: penstock doctor",
         ) from error
 
 
 def _require_server(loaded: LoadedSpec) -> None:
     if not os.environ.get("PREFECT_API_URL"):
         raise ServiceError(
-            f"cannot deploy {loaded.spec.name!r}: a schedule needs a Prefect server that stays, and PREFECT_API_URL is not set "
+            f"cannot deploy {loaded.spec.name!r}: a schedule needs a permanent Prefect server, and PREFECT_API_URL is not set "
             "(the embedded server ends with its command)",
-            next_step="prefect server start, which stays in its shell; in another one: "
+            next_step="prefect server start; in another shell: "
             "export PREFECT_API_URL=http://127.0.0.1:4200/api, and the same command again",
         )
 
@@ -227,7 +224,7 @@ def _require_server(loaded: LoadedSpec) -> None:
 def _check_schedule(plan: Plan) -> None:
     cron, timezone = plan.cron, plan.timezone
     rule = 'five fields "minute hour day month weekday", such as "0 3 * * *" for every day at 03:00'
-    # Prefect also takes a sixth field, for seconds: one field too many would then mean sixty times as many runs.
+    # Prefect takes a sixth field, for seconds: one field too many would mean sixty times as many runs.
     if len(cron.split()) != 5:
         raise SpecError(f"--cron {cron!r} has {len(cron.split())} fields; a schedule is {rule}")
     try:
@@ -238,7 +235,7 @@ def _check_schedule(plan: Plan) -> None:
         CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:
         reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise SpecError(f"--cron {cron!r} is not a schedule ({reason}); it is {rule}") from error
+        raise SpecError(f"--cron {cron!r} is not a schedule ({reason}); a schedule is {rule}") from error
     try:
         asyncio.run(PlannedCron(cron=cron, timezone=timezone).get_dates(n=1))
     except ValueError as error:
@@ -255,10 +252,7 @@ def _check_pool_name(pool: str) -> None:
 
 
 def _environment_to_store(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the addresses that a deployment may remember, which hold no credentials and mean the same in every folder.
-
-    The second value has a line `NAME reason` for each that is set and not stored.
-    """
+    """Return the settings to store, without credentials and relative paths, and a line `NAME reason` for each other one."""
     stored: dict[str, str] = {}
     left_out: list[str] = []
     for name in _PASSED_ON:
@@ -298,7 +292,7 @@ def _put(
         parameters={"request": request},
         parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
         enforce_parameter_schema=True,
-        # A second run at the same training would be refused by the lease; here it waits for its turn instead.
+        # A second run of the same training waits, instead of being refused by the lease.
         concurrency_limit=1,
         concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         schedules=[
@@ -306,7 +300,7 @@ def _put(
         ],
         paused=False,
         work_pool_name=plan.pool,
-        # With output streamed to it, a worker that dies takes its runs along at their next line of log.
+        # With streamed output, the death of a worker would end its runs at their next line of log.
         job_variables={"stream_output": False, "env": environment},
         tags=["penstock", name],
     )
@@ -330,7 +324,7 @@ def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[s
 
 
 def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, value: str, say: Callable[[str], None]) -> None:
-    """Warn of other work that had this name, and of a pause that ends."""
+    """Warn if the name belonged to other work, and if a pause ends."""
     try:
         before = client.read_deployment_by_name(full_name)
     except ObjectNotFound:

@@ -1,6 +1,6 @@
-"""How does a person learn that a deployment's runs fail, or stop coming? A block with the address, and automations of Prefect.
+"""Send messages if runs of a deployment fail or do not begin: a block with the address, and automations of Prefect.
 
-The Prefect server sends the messages, so they come from a worker that died, too.
+The Prefect server sends the messages, so they are sent even if a worker has died.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from pydantic import SecretStr
 from penstock.digest import digest_of
 from penstock.errors import SpecError
 
-__all__ = ["NOBODY", "Notify", "forget_messages", "notify_of", "put_messages", "sends_messages"]
+__all__ = ["NOBODY", "Notify", "forget_messages", "notify_of", "put_messages"]
 
 
 NOBODY = "none"
-"""The value of `--notify` that removes what an earlier one made."""
+"""The value of `--notify` that deletes the messages."""
 
 SILENCE_S = 25 * 3600.0
-"""A day, and an hour, because today's run may begin later than yesterday's."""
+"""A day and an hour, since a run may begin later than the day before."""
 
 
 class Notify(NamedTuple):
-    """Where the messages of one deployment go, and when."""
+    """Receiver and conditions of a deployment's messages."""
 
     url: str
-    """Of a webhook, or of Apprise, which knows mail and a hundred services. It may hold a secret."""
+    """URL of a webhook, or of Apprise for mail and other services. It may hold a secret."""
     silence_s: float | None
-    """A message comes when no run has begun for so long; None for never."""
+    """Seconds without a new run before a message is sent; None for never."""
 
     @property
     def is_webhook(self) -> bool:
-        """Whether the address takes a JSON object."""
+        """Whether the URL takes a JSON object."""
         return self.url.startswith(("http://", "https://"))
 
     @property
@@ -58,21 +58,21 @@ class Notify(NamedTuple):
 
 
 def notify_of(address: str, cron: str, silence_h: float | None) -> Notify:
-    """Return what `--notify` and `--silence-h` ask for.
+    """Parse `--notify` and `--silence-h`.
 
     Args:
         address: http(s) URL of a webhook, or a URL as Apprise takes it.
-        cron: the schedule. Silence is reported for one of every day, or if `silence_h` says after how long.
+        cron: the schedule. A missing run is reported for a daily schedule, or after `silence_h`.
         silence_h: hours.
 
     Raises:
-        SpecError: an address that Apprise does not know, or a silence that Prefect cannot watch for.
+        SpecError: Apprise does not know the address, or `silence_h` is too short for Prefect.
     """
     daily = cron.split()[2:] == ["*", "*", "*"]
     silence_s = silence_h * 3600 if silence_h is not None else SILENCE_S if daily else None
     if silence_s is not None and silence_s < 10:
         raise SpecError(
-            f"--silence-h {silence_h:g} is less than the 10 s that Prefect can watch for", next_step="give more hours"
+            f"--silence-h {silence_h:g} is less than 10 s, the least that Prefect takes", next_step="give more hours"
         )
     notify = Notify(address, silence_s)
     if notify.is_webhook:
@@ -91,14 +91,14 @@ def notify_of(address: str, cron: str, silence_h: float | None) -> Notify:
 
 
 def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID, file: str, notify: Notify) -> dict[str, Any]:
-    """Make block and automations of a deployment anew. Returns the entry `notify` of `--json`, without the address."""
+    """Replace block and automations of a deployment. Returns the entry `notify` of `--json`, without the address."""
     forget_messages(client, full_name)
     if notify.is_webhook:
         block: Webhook | SlackWebhook = Webhook(
             url=SecretStr(notify.url), headers=SecretDict({"content-type": "application/json"})
         )
     else:
-        block = SlackWebhook(url=SecretStr(notify.url))  # of the server's own blocks the one that takes any URL of Apprise
+        block = SlackWebhook(url=SecretStr(notify.url))  # it takes any URL of Apprise
     block_id = UUID(str(block.save(_block_name(full_name), overwrite=True)))
     made = {
         wanted.name: str(client.create_automation(wanted))
@@ -108,8 +108,8 @@ def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID,
 
 
 def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
-    """Remove what `put_messages` made. Returns whether there was something."""
-    found = _made(client, full_name)
+    """Delete block and automations of a deployment. Returns whether there were automations."""
+    found = [each.id for name in _names(full_name) for each in client.read_automations_by_name(name)]
     for automation_id in found:
         client.delete_automation(automation_id)
     for kind in (Webhook, SlackWebhook):
@@ -123,21 +123,12 @@ def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
     return bool(found)
 
 
-def sends_messages(client: SyncPrefectClient, full_name: str) -> bool:
-    """Return whether a deployment has such automations."""
-    return bool(_made(client, full_name))
-
-
-def _made(client: SyncPrefectClient, full_name: str) -> list[UUID]:
-    return [each.id for name in _names(full_name) for each in client.read_automations_by_name(name)]
-
-
 def _names(full_name: str) -> tuple[str, str]:
     return f"{full_name}: a run failed", f"{full_name}: nothing has run"
 
 
 def _block_name(full_name: str) -> str:
-    """Prefect takes small letters, digits and dashes; the digest tells names apart that are the same in those."""
+    """Reduce a name to lower-case letters, digits and dashes; the digest keeps different names apart."""
     return f"{re.sub('[^a-z0-9]+', '-', full_name.lower())}-{digest_of(full_name)[:6]}"
 
 
@@ -188,7 +179,7 @@ def _automations(full_name: str, deployment_id: UUID, file: str, notify: Notify,
 
 
 def _message(notify: Notify, block_id: UUID, subject: str, body: str) -> SendNotification | CallWebhook:
-    """A webhook gets what Slack, Mattermost, Teams and Google Chat show: a JSON object with `text`."""
+    """Make the action; a webhook gets a JSON object with `text`, as Slack, Mattermost, Teams and Google Chat take it."""
     if not notify.is_webhook:
         return SendNotification(block_document_id=block_id, subject=subject, body=body)
     payload = f"{{% set text %}}{subject}\n{body}{{% endset %}}" + "{{ {" + json.dumps("text") + ": text} | tojson }}"

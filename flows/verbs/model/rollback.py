@@ -1,4 +1,4 @@
-"""How does an alias go back to the version that held it before, and stay there?"""
+"""Give an alias back to the version that held it before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["roll_back", "show_rollback"]
 
 
 def roll_back(file: Path | None, name: str) -> dict[str, Any]:
-    """What `penstock rollback --json` prints. The alias and `previous` change places; a second call undoes it.
+    """Swap the alias and `previous`, and return what `penstock rollback --json` prints. A second call undoes it.
 
     The version that loses the alias is marked: no later run gives the alias to its weights.
 
@@ -50,8 +50,7 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
         raise SpecError(f"model {name!r} has the aliases {several}", next_step=f"name one: penstock rollback {name}@{found[0]}")
     alias = alias or found[0]
     with contextlib.ExitStack() as stack:
-        # A run that decides about the alias now must not undo this unseen.
-        # A storage that cannot be reached does not keep it from going back.
+        # A run that moves the alias now must not undo this. An unreachable storage does not prevent a rollback.
         with contextlib.suppress(OSError, ServiceError):
             stack.enter_context(hold_lease(storage, alias_lease(name), brief=True, on_wait=_say_waiting))
         version, lost = registry.roll_back(uri, name, alias)
@@ -59,14 +58,12 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
 
 
 def _say_waiting(holder: LeaseHolder) -> None:
-    print(f"waiting for a run that decides about the alias: {holder.process}", file=sys.stderr)
+    print(f"waiting for a run that moves the alias: {holder.process}", file=sys.stderr)
 
 
 def show_rollback(result: dict[str, Any], console: Console) -> None:
-    """Print it for a person."""
+    """Print the versions of both aliases."""
     console.print(
         f"{result['name']}@{result['alias']} is version {result['version']} again; version {result['rolled_back']} is now "
-        f"{PREVIOUS!r}, and gets the alias back by the same command only",
-        markup=False,
-        soft_wrap=True,
+        f"{PREVIOUS!r}, and gets the alias back by the same command only"
     )

@@ -12,7 +12,7 @@ from penstock.training.checkpoint.journal import JournalWriter, Writer
 from penstock.training.events import Point
 
 
-def test_rows_that_were_left_out_and_the_waits_of_the_ranks_are_on_the_page() -> None:
+def test_page_has_left_out_rows_and_waits_of_ranks() -> None:
     ledger = Ledger(Storage("memory://report"))
     keys = {"materialize": StageKey(stage="materialize", key="rows", inputs={})}
     run = Run(run="r", pipeline="p", created="2026-01-01T00:00:00+00:00", spec={}, keys=keys)

@@ -38,7 +38,7 @@ def project(tmp_path: Path, *overrides: str) -> Project:
     return loaded.project
 
 
-def test_a_storage_that_cannot_be_written_is_named() -> None:
+def test_unwritable_storage_is_named() -> None:
     with pytest.raises(PreflightError, match=r"storage /proc/no thing cannot be written") as caught:
         check_storage(Storage("/proc/no thing"))
     assert caught.value.exit_code == 3
@@ -46,7 +46,7 @@ def test_a_storage_that_cannot_be_written_is_named() -> None:
     assert "penstock doctor --storage '/proc/no thing'" in caught.value.next_step
 
 
-def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -72,12 +72,12 @@ def test_cluster_check_compares_versions_in_keys(tmp_path: Path, monkeypatch: py
     assert {"lightgbm", "fastavro", "scikit-learn"} <= named, "of the framework, of the format, and of the user's code"
 
 
-def test_a_good_storage_is_left_as_it_was(tmp_path: Path) -> None:
+def test_good_storage_is_unchanged(tmp_path: Path) -> None:
     check_storage(Storage(str(tmp_path)))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 1000
 
@@ -90,7 +90,7 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest
     assert check_room(project(tmp_path / "fourth"), 20, 80, 240) == []
 
 
-def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_units_need_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = FREE_AFTER_BYTES + 10
 
@@ -104,7 +104,7 @@ def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch
     assert check_resources(started) == []
 
 
-def test_files_beside_the_source_that_are_not_read_are_a_warning(tmp_path: Path) -> None:
+def test_unread_files_beside_source_are_a_warning(tmp_path: Path) -> None:
     started = project(tmp_path)
     beside = Path(started.files[0].uri).parent / "more.rows"
     beside.touch()
@@ -140,7 +140,7 @@ def test_workers_that_cluster_cannot_hold_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
-def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: str) -> None:
+def test_cpus_of_cache_fit_requested_cpus(tmp_path: Path, cache: str) -> None:
     overrides: list[Any] = [f"materialize.cache={cache}", "shuffle.mode=windowed"]
     spec = project(tmp_path, *overrides).spec
     assert workers_refused(spec, [{"CPU": cpus_needed(spec)}]) is None
@@ -161,7 +161,7 @@ def test_unusable_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
             check_storage(Storage(str(tmp_path / "state")))
 
 
-def test_flow_takes_over_what_the_command_loaded_and_checked(tmp_path: Path) -> None:
+def test_flow_reuses_checks_of_command(tmp_path: Path) -> None:
     preflight = Preflight(load_spec(make_project(tmp_path / "p", files=1, workers=2)))
     assert preflight.resources == [] and preflight.project.files
     request = RunRequest.of(preflight, fresh=False, until="read")

@@ -34,7 +34,7 @@ def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
     return loaded.project
 
 
-def test_a_good_batch_is_described(tmp_path: Path) -> None:
+def test_good_batch_is_described(tmp_path: Path) -> None:
     found = try_one_batch(project(tmp_path))
     assert found["loss"] == try_one_batch(project(tmp_path / "again"))["loss"], "the seed decides about weights"
     assert found["rows"] == 2, "batch norm needs two, and the driver's machine may be small"
@@ -44,7 +44,7 @@ def test_a_good_batch_is_described(tmp_path: Path) -> None:
     assert found["loss"] > 0
 
 
-def test_on_a_cluster_a_training_worker_tries_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_tried_in_worker_on_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float | str, str]] = []
     said: list[str] = []
 
@@ -59,7 +59,7 @@ def test_on_a_cluster_a_training_worker_tries_the_batch(tmp_path: Path, monkeypa
     assert asked == [(0.5, "the first batch")] and said == ["waits", "first batch: of its own"]
 
 
-def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
+def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     said: list[str] = []
     made = project(tmp_path, "    FILES = ('words.txt', 'data/train/part-0.parquet')\n    print('of the recipe')\n")
     (made.base_dir / "words.txt").write_text("one")
@@ -85,10 +85,10 @@ def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> Non
         check_pipeline(load_spec(file, ["code.files=['*.txt', 'words/**']"]), print)
 
 
-def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
+def test_check_reports_that_loop_is_not_tried(tmp_path: Path) -> None:
     said: list[str] = []
     check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
-    assert "one batch  ok   2 rows, prepared; a loop itself is tried by training alone" in said
+    assert "one batch  ok   2 rows, prepared; a loop is tried only by training" in said
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
     assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 
@@ -109,7 +109,6 @@ def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
             "'Sequential' object has no attribute",
         ),
         ("    def loss(self, model, batch): return model[0].weight.sum() * float('nan')\n", "loss of the first batch is nan"),
-        ("    def loss(self, model, batch): os._exit(0)\n", r"loss\(\) failed: SystemExit: os\._exit\(0\)"),
         ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
         ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[2, 10\]"),
         ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
@@ -132,10 +131,10 @@ def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
         ),
         (
             "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
-            r"Net.augment returned a tensor of shape \[1, 64\] for column 'image' in a batch of 2 rows",
+            r"Net.augment made a tensor of shape \[1, 64\] of column 'image' in a batch of 2 rows",
         ),
         ("    def augment(self, batch, generator): batch['image'] += 1\n", "Net.augment returned a NoneType, not a dict"),
-        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment returned a int for column 'size'"),
+        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
         (
             "    def augment(self, batch, generator): return {**batch, str(torch.rand(1)): batch['mean']}\n",
             r"augment\(\) makes other values of column",
@@ -147,7 +146,7 @@ def test_recipe_that_fails_or_cannot_resume_is_refused(tmp_path: Path, method: s
         try_one_batch(project(tmp_path, "\n" + method))
 
 
-def test_a_sweeps_metric_is_one_that_a_validation_measures(tmp_path: Path) -> None:
+def test_sweep_metric_must_be_measured(tmp_path: Path) -> None:
     loss = "    def loss(self, model, batch):\n        found = self.predict(model, batch).mean()\n"
     file = project(tmp_path, "\n" + loss + "        return {'loss': found, 'kl': found}\n").base_dir / "pipeline.yaml"
 
@@ -171,7 +170,7 @@ def test_a_sweeps_metric_is_one_that_a_validation_measures(tmp_path: Path) -> No
     assert tried("val/mine")["rows"] == 2, "it may log that in some batches"
 
 
-def test_check_says_which_weights_training_will_begin_with(tmp_path: Path) -> None:
+def test_check_names_start_weights(tmp_path: Path) -> None:
     made = project(tmp_path)
     file = made.base_dir / "pipeline.yaml"
     torch.save({"0.bias": torch.zeros(32), "old": torch.zeros(1)}, made.base_dir / "fits.pt")
@@ -185,13 +184,13 @@ def test_check_says_which_weights_training_will_begin_with(tmp_path: Path) -> No
     assert caught.value.problems[0] == "there: 0.bias [31]" and "0.bias [32]" in caught.value.problems[1]
 
 
-def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> None:
+def test_augmentation_with_generator_passes(tmp_path: Path) -> None:
     method = "    def augment(self, batch, generator):\n"
     method += "        return {**batch, 'image': batch['image'] + generator.normal(64), 'extra': generator.integers(0, 2)}\n"
     assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [2, 10]
 
 
-def test_values_that_are_no_numbers_are_no_chance(tmp_path: Path) -> None:
+def test_nan_is_not_nondeterminism(tmp_path: Path) -> None:
     method = "    def augment(self, batch, generator): return {**batch, 'extra': batch['mean'] * float('nan')}\n"
     assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 2
 
@@ -238,14 +237,14 @@ def test_tried_batch_fits_the_budget_of_entries(tmp_path: Path, budget: str, row
     assert (found["rows"], found["predict_shape"]) == (rows, [rows, 2])
 
 
-def test_a_column_to_sample_by_must_be_there(tmp_path: Path) -> None:
+def test_missing_sampling_column_is_refused(tmp_path: Path) -> None:
     made = project(tmp_path)
     loaded = load_spec(made.base_dir / "pipeline.yaml", ["shuffle.sample={balance: mean}"])
     with pytest.raises(SpecError, match="column 'mean' holds float32, and classes are integers"):
         try_one_batch(loaded.project)
 
 
-def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path) -> None:
+def test_transform_error_names_source_file(tmp_path: Path) -> None:
     scale = "import numpy as np\ndef scale(batch):\n    batch['image'] = np.stack(batch['image']) / np.nan\n    return batch\n"
     with pytest.raises(DataError, match="in a sample of 512 rows") as caught:
         try_one_batch(project(tmp_path, transform=scale))
@@ -253,7 +252,7 @@ def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path
     assert "data/train/part-0.parquet" in said and "penstock-sample" not in said
 
 
-def test_a_transform_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_transform_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="scale"):
         try_one_batch(project(tmp_path, transform="def other(batch): return batch\n"))
 
@@ -271,7 +270,7 @@ class Pixels:
 """
 
 
-def test_image_files_are_decoded_in_the_sample_as_in_the_run(tmp_path: Path) -> None:
+def test_sample_decodes_image_files_as_run_does(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         (tmp_path / "data" / label).mkdir(parents=True)
         for number in range(4):

@@ -45,7 +45,7 @@ def graceful() -> StopRequest:
     return stopping
 
 
-def test_a_cancelled_run_from_a_terminal_is_signalled_once() -> None:
+def test_cancelled_terminal_run_gets_one_signal() -> None:
     with watched(stopping := graceful(), [False, False, True], patience_s=0):
         assert stopping.stop.wait(60)
     assert stopping.received == [signal.SIGTERM]
@@ -57,13 +57,13 @@ def test_run_signalled_by_worker_gets_no_second_signal() -> None:
     assert stopping.received == [signal.SIGTERM]
 
 
-def test_a_worker_that_does_not_signal_is_stood_in_for() -> None:
+def test_silent_worker_is_replaced_by_own_signal() -> None:
     with watched(stopping := graceful(), [True], patience_s=0.05):
         assert stopping.stop.wait(60)
     assert stopping.received == [signal.SIGTERM]
 
 
-def test_a_run_that_ended_is_left_alone() -> None:
+def test_ended_run_gets_no_signal() -> None:
     with watched(stopping := StopRequest(), [False, False], patience_s=0) as done:
         done.set()
     assert stopping.received == []

@@ -56,12 +56,12 @@ def decide(
     return choose_run(past, spec, keys(known, **inputs), fresh=fresh, same=same)
 
 
-def test_the_first_run_is_new_and_fresh_always_is() -> None:
+def test_first_run_and_fresh_are_new_runs() -> None:
     assert isinstance(decide(None, train()), NewRun)
     assert isinstance(decide(run("killed", train()), train(), fresh=True), NewRun)
 
 
-def test_an_unchanged_run_continues_whatever_its_state() -> None:
+def test_unchanged_run_continues_in_any_state() -> None:
     for status in ("running", "killed", "failed", "interrupted", "partial", "done"):
         assert decide(run(status, train()), train()) == Continue(run(status, train()))
 
@@ -70,20 +70,20 @@ def test_more_epochs_continue_a_finished_run() -> None:
     assert isinstance(decide(run("done", train()), train(epochs=9)), Continue)
 
 
-def test_a_forbidden_change_is_refused_with_both_values() -> None:
+def test_forbidden_change_is_refused_with_both_values() -> None:
     decision = decide(run("killed", train()), train(batch_rows=512))
     assert isinstance(decision, Refuse)
     assert decision.changes == ("train.batch_rows: 256 -> 512",)
 
 
-def test_changed_data_is_refused_and_the_file_is_named() -> None:
+def test_changed_data_is_refused_naming_file() -> None:
     old = run("killed", train(), read={"files": {"train/a.csv": "1:2"}})
     decision = decide(old, train(), read={"files": {"train/a.csv": "1:2", "train/b.csv": "3:4"}})
     assert isinstance(decision, Refuse)
     assert decision.changes == ("files: added train/b.csv",)
 
 
-def test_before_the_first_checkpoint_nothing_is_forbidden() -> None:
+def test_any_change_before_first_checkpoint_continues() -> None:
     assert isinstance(decide(run("killed", train()), train(batch_rows=512), checkpoint=False), Continue)
 
 
@@ -96,7 +96,7 @@ def test_changed_training_with_points_but_no_checkpoint_is_new_run() -> None:
         assert isinstance(decide(old, train(), checkpoint=False, begun=False, **{**same, **changed}), Continue)
 
 
-def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:
+def test_changed_learning_rate_continues_with_warning() -> None:
     decision = decide(run("killed", train()), train(learning_rate=0.5))
     assert isinstance(decision, Continue)
     assert decision.warnings == ("train.learning_rate: 0.001 -> 0.5",)
@@ -116,7 +116,7 @@ def test_changed_recipe_continues_with_warning_naming_file() -> None:
     assert decision.warnings == ("code.m.py:M: changed words.txt",)
 
 
-def test_after_the_end_a_real_change_begins_a_new_run() -> None:
+def test_forbidden_change_after_done_begins_new_run() -> None:
     assert isinstance(decide(run("done", train()), train(batch_rows=512)), NewRun)
     assert isinstance(decide(run("done", train()), train(learning_rate=0.5)), NewRun)
     changed = decide(run("done", train(), read={"files": {"train/a": "1"}}), train(), read={"files": {"train/a": "2"}})
@@ -125,20 +125,20 @@ def test_after_the_end_a_real_change_begins_a_new_run() -> None:
 
 
 @pytest.mark.parametrize(("status", "then"), [("done", NewRun), ("killed", Refuse)])
-def test_changed_start_weights_are_another_training(status: str, then: type) -> None:
+def test_changed_start_weights_change_training(status: str, then: type) -> None:
     spec, before, after = train(start_from="models:/m@champion"), {"start_from": "1" * 32}, {"start_from": "2" * 32}
     assert isinstance(decide(run(status, spec, train=before), spec, train=before), Continue)
     decision = decide(run(status, spec, train=before), spec, train=after)
     assert isinstance(decision, then) and "train.start_from names other weights: 11111111 -> 22222222" in str(decision)
 
 
-def test_after_the_end_a_warn_change_with_more_epochs_goes_on() -> None:
+def test_warn_change_with_more_epochs_continues_done_run() -> None:
     decision = decide(run("done", train()), train(learning_rate=0.5, epochs=4))
     assert isinstance(decision, Continue)
     assert decision.warnings
 
 
-def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
+def test_fewer_epochs_than_trained_are_refused() -> None:
     longer = train(epochs=5)
     refused = decide(run("killed", longer), train(epochs=1))
     assert isinstance(refused, Refuse)
@@ -154,7 +154,7 @@ def test_killed_ray_function_continues_whatever_its_epochs() -> None:
     assert isinstance(decision, Continue), decision
 
 
-def test_a_part_of_a_run_done_before_leaves_nothing_unfinished() -> None:
+def test_later_attempt_keeps_run_finished() -> None:
     old = run("done", train(), read={"files": {"train/a": "1"}})
     for status in ("partial", "failed", "killed"):
         again = old.model_copy(update={"status": status})
@@ -197,7 +197,7 @@ def test_return_to_earlier_training_continues_its_run() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from((0.1, 0.2)), st.booleans()), max_size=8)
 )
-def test_no_training_is_repeated_over_any_changes(commands: list[tuple[str, str, float, bool]]) -> None:
+def test_no_steps_are_trained_twice(commands: list[tuple[str, str, float, bool]]) -> None:
     """Commands as the flow performs them: decide, prepare, decide again where the rows were not known, train to the end."""
     storage = Storage(f"memory://decisions-{uuid.uuid4()}")  # of its own: hypothesis calls this again and again
     ledger, prepared, trained = Ledger(storage), set[str](), list[str]()
@@ -278,7 +278,7 @@ def spec_of(choice: dict[str, Any]) -> dict[str, Any]:
     return train(**nested)
 
 
-def test_every_field_that_may_change_between_attempts_is_tried() -> None:
+def test_all_fields_with_resume_rules_are_tried() -> None:
     assert {path for path, _ in resume_rules(TrainSpec)} - VALUES.keys() == ELSEWHERE
 
 

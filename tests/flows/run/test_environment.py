@@ -13,7 +13,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *own, "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_commit_is_the_one_that_is_checked_out(tmp_path: Path) -> None:
+def test_git_commit_is_checked_out_one(tmp_path: Path) -> None:
     project = tmp_path / "repository" / "project"
     project.mkdir(parents=True)
     assert git_commit(project) is None

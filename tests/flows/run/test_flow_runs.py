@@ -92,7 +92,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("holds_s", "asked_again"), [(3600.0, False), (0.0, True)])
-def test_a_server_that_has_just_answered_is_not_asked_again(
+def test_server_that_answered_is_not_checked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch, holds_s: float, asked_again: bool
 ) -> None:
     assert prefect_answers()
@@ -103,7 +103,7 @@ def test_a_server_that_has_just_answered_is_not_asked_again(
 
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_no_answer_of_prefects_server_ends_a_run(
+def test_any_answer_of_prefect_server_keeps_run(
     server: Server, monkeypatch: pytest.MonkeyPatch, answer: str, greets: bool
 ) -> None:
     identity = uuid.uuid4()
@@ -134,7 +134,7 @@ def test_no_answer_of_prefects_server_ends_a_run(
 
 
 @pytest.mark.parametrize("end", [Completed(data={"status": "done"}), DataError("the rows are wrong")])
-def test_an_end_whose_answer_is_lost_is_what_the_flow_ended_with(end: State[Any] | DataError) -> None:
+def test_flow_end_survives_lost_answer_of_server(end: State[Any] | DataError) -> None:
     def perform() -> State[Any]:
         """As Prefect's engine does, which asks again and gets the server's own copy of the state."""
         remember_end(end)
@@ -156,7 +156,7 @@ def nothing() -> None:
 
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_server_without_which_no_flow_begins_is_named(
+def test_failing_server_before_flow_is_named(
     server: Server, monkeypatch: pytest.MonkeyPatch, answer: str, greets: bool
 ) -> None:
     server.greets, server.answer = greets, ANSWERS[answer]

@@ -110,5 +110,5 @@ def test_changed_file_never_continues_silently_from_other_key(file: Path, name: 
     done=st.booleans(),
     attempts=st.lists(st.dictionaries(st.sampled_from(sorted(CHANGES)), st.just(1), max_size=2), min_size=2, max_size=3),
 )
-def test_nor_does_it_after_several(file: Path, done: bool, attempts: list[dict[str, int]]) -> None:
+def test_changed_files_over_several_attempts_are_safe(file: Path, done: bool, attempts: list[dict[str, int]]) -> None:
     check(file, attempts, done=done)

@@ -44,7 +44,7 @@ def test_largest_trial_of_the_space_decides(tmp_path: Path) -> None:
 
 
 def test_trial_too_large_for_the_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="would wait without end for"):
+    with pytest.raises(PreflightError, match="would wait for ever for"):
         slots(tmp_path, [{"CPU": 4.0}], space="{train.cpus_per_worker: {choice: [1, 3]}}")
 
 

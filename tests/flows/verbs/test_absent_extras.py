@@ -70,7 +70,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_that_is_not_installed_is_one_clear_line(answers: list[tuple[str, str]], framework: str) -> None:
+def test_missing_framework_package_is_one_line(answers: list[tuple[str, str]], framework: str) -> None:
     line, command = answers[FRAMEWORKS.index(framework)]
     assert framework in line and "not installed" in line
     assert command == f'Next: pip install "penstock[{framework}]"'

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from rich.console import Console
 
 from penstock.errors import ServiceError
+from penstock.flows.answer import LineConsole
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.flows.verbs.log import collect_log
 from penstock.flows.verbs.status import collect_status, show_status
@@ -76,7 +76,7 @@ def test_code_folders_of_dead_processes_are_removed(file: Path, tmp_path: Path, 
         assert [*user_folder().iterdir()] == [living]
 
 
-def test_options_of_the_command_override_the_file(file: Path) -> None:
+def test_command_options_override_file(file: Path) -> None:
     assert cleaned(file, dry_run=True)[0]["keep_runs"] == 5
     file.write_text(PIPELINE + "retention: {keep_runs: 2}\n")
     assert names(cleaned(file, dry_run=True)[0], "run") == ["r01"]
@@ -134,7 +134,7 @@ def test_failed_run_that_is_cleaned_advises_a_new_run(file: Path) -> None:
     cleaned(file, 1, None)
     advice = "Next: penstock run p.yaml --fresh begins a new run; of this one nothing is left to continue"
     shown = io.StringIO()
-    show_status(collect_status(file), Console(file=shown, width=200))
+    show_status(collect_status(file), LineConsole(file=shown, width=200))
     assert f"    it broke\n    {advice}\n" in shown.getvalue() and "same command" not in shown.getvalue()
     (entry,) = [each for each in collect_log(file)["attempts"] if each["run"] == "r02"]
     assert entry["why"] == ["it broke", advice]

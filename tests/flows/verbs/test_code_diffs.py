@@ -10,7 +10,7 @@ from tests.drills.project import make_project
 from tests.tasks.records.test_changes import edit, side
 
 
-def test_a_changed_method_is_shown_with_the_lines_that_differ(tmp_path: Path) -> None:
+def test_changed_method_shows_its_diff(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=1)
     before = side(file, "a")
     edit(file.parent / "model.py", "nn.Dropout(0.3)", "nn.Dropout(0.2)")

@@ -39,7 +39,7 @@ def test_deploy_without_server_names_commands(project: Path) -> None:
         assert command in refused.value.next_step
 
 
-def test_a_server_that_does_not_answer_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_prefect_server_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{free_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
     with pytest.raises(ServiceError, match=url):
@@ -53,7 +53,7 @@ def test_invalid_pool_name_is_refused(project: Path, pool: str) -> None:
     assert repr(pool) in refused.value.message
 
 
-def test_a_broken_file_or_override_is_never_deployed(project: Path) -> None:
+def test_invalid_override_is_not_deployed(project: Path) -> None:
     with pytest.raises(SpecError, match="1 problem"):
         deploy(project, overrides=["train.epochs=-1"])
 
@@ -85,7 +85,7 @@ def test_notify_address_is_checked_and_shown_without_secret() -> None:
         notify_of("https://hooks.example.com/x", NIGHTLY, 0.001)
 
 
-def test_addresses_are_stored_and_secrets_are_not() -> None:
+def test_deployment_stores_addresses_without_secrets() -> None:
     stored, left_out = _environment_to_store(
         {
             "RAY_ADDRESS": "10.0.0.5:6379",
@@ -147,13 +147,13 @@ def test_prefect_knows_every_key_of_our_prefect_yaml() -> None:
     assert unknown_keys(prefect_yaml()) == []
 
 
-def test_a_misspelt_key_would_be_found() -> None:
+def test_misspelt_key_of_prefect_yaml_is_found() -> None:
     content = prefect_yaml()
     content["deployments"][0]["concurency_limit"] = 5
     assert unknown_keys(content) == ["deployments.concurency_limit"]
 
 
-def test_our_prefect_yaml_names_the_flow_that_deploy_does() -> None:
+def test_prefect_yaml_names_flow_of_deploy() -> None:
     assert [entry["entrypoint"] for entry in prefect_yaml()["deployments"]] == [ENTRYPOINT]
 
 

@@ -33,7 +33,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("template", ALL)
-def test_a_project_has_what_its_readme_lists(projects: dict[str, Path], template: str) -> None:
+def test_project_has_files_listed_in_readme(projects: dict[str, Path], template: str) -> None:
     names = {path.name for path in projects[template].iterdir()}
     assert {"pipeline.yaml", "pipeline.schema.json", "README.md", ".gitignore", "data"} <= names
     code = {"boosted": set(), "ray-loop": {"loop.py"}}.get(template, {"model.py"})  # trees need none
@@ -50,7 +50,7 @@ def test_template_file_is_valid_and_names_its_data_and_code(projects: dict[str, 
 
 
 @pytest.mark.parametrize("template", ALL)
-def test_an_editor_that_checks_the_schema_has_no_complaint(projects: dict[str, Path], template: str) -> None:
+def test_template_file_matches_schema(projects: dict[str, Path], template: str) -> None:
     text = (projects[template] / "pipeline.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=./pipeline.schema.json\n")
     jsonschema.validate(yaml.safe_load(text), json.loads((projects[template] / "pipeline.schema.json").read_text()))
@@ -75,14 +75,14 @@ def test_template_images_are_complete(projects: dict[str, Path]) -> None:
     assert set(test["label"].to_pylist()) == set(range(10))
 
 
-def test_the_tumours_are_all_there_with_named_columns(projects: dict[str, Path]) -> None:
+def test_tumours_have_all_rows_and_columns(projects: dict[str, Path]) -> None:
     table = pyarrow.csv.read_csv(projects["tabular"] / "data" / "breast_cancer.csv")
     assert (table.num_rows, table.num_columns) == (569, 31)
     assert "mean_concave_points" in table.column_names
     assert table["diagnosis"].to_pylist().count("malignant") == 212
 
 
-def test_the_text_is_real_source_and_train_and_test_share_no_file(projects: dict[str, Path]) -> None:
+def test_text_template_splits_share_no_file(projects: dict[str, Path]) -> None:
     train, test = ({path.name for path in (projects["text"] / "data" / split).iterdir()} for split in ("train", "test"))
     assert train and test and not train & test
     assert sum(path.stat().st_size for path in (projects["text"] / "data" / "train").iterdir()) > 700_000
@@ -95,7 +95,7 @@ def test_text_becomes_ascii_codes_of_equal_length(projects: dict[str, Path]) -> 
     assert tokens.tolist() == [[97, 98, 10], [63, 126, 99]]
 
 
-def test_two_projects_of_one_template_are_equal_byte_for_byte(projects: dict[str, Path], tmp_path: Path) -> None:
+def test_projects_of_one_template_are_equal_bytes(projects: dict[str, Path], tmp_path: Path) -> None:
     for path in create_project(tmp_path / "again", "tabular"):
         assert path.read_bytes() == (projects["tabular"] / path.relative_to(tmp_path / "again")).read_bytes()
 
@@ -107,7 +107,7 @@ def test_init_returns_pipeline_file_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipeline.yaml", "model.py", "README.md", "data"])
-def test_a_file_in_the_way_is_named_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_existing_file_is_named_and_kept(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(SpecError, match=name):
         create_project(tmp_path, "images")
@@ -115,19 +115,19 @@ def test_a_file_in_the_way_is_named_and_left_alone(tmp_path: Path, name: str) ->
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_other_files_do_not_hinder_a_project(tmp_path: Path) -> None:
+def test_init_keeps_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     create_project(tmp_path, "tabular")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
+def test_file_in_place_of_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(SpecError, match="taken is a file"):
         create_project(tmp_path / "taken", "images")
 
 
-def test_an_unknown_template_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_template_error_names_known_ones(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="boosted, images, lightning, ray-loop, tabular, text"):
         create_project(tmp_path / "p", "audio")
     assert not (tmp_path / "p").exists()

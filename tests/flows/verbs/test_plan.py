@@ -6,10 +6,10 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.errors import PreflightError, ResumeError, SpecError
+from penstock.flows.answer import LineConsole
 from penstock.flows.cli import app
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
@@ -41,12 +41,12 @@ WINDOWED = ["shuffle.mode=windowed", "shuffle.window_rows=3200", "train.batch_ro
         (["materialize.cache=none"], pytest.approx(1, abs=0.1)),
     ],
 )
-def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[str], like_rows: float) -> None:
+def test_plan_describes_mixing_of_windows(tmp_path: Path, more: list[str], like_rows: float) -> None:
     plan = plan_pipeline(load_spec(make_project(tmp_path / "p", files=1), [*WINDOWED, *more]))
     (shuffle,) = [stage for stage in plan["stages"] if stage["name"] == "shuffle"]
     assert shuffle["mixing"] == {"batch_rows": 64, "like_rows": like_rows, "rows_known": False}
     said = io.StringIO()
-    show_plan(plan, Console(file=said, width=120))
+    show_plan(plan, LineConsole(file=said, width=120))
     expected = f"a batch of 64 out of a window is worth at least about {shuffle['mixing']['like_rows']:.0f} rows"
     assert expected in said.getvalue()
 
@@ -114,7 +114,7 @@ def test_damaged_prepared_rows_are_planned_to_run(tmp_path: Path, damage: str) -
         assert planned["materialize"]["because"][0].startswith("1 of its shards are missing or damaged")
 
 
-def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> None:
+def test_full_shuffle_has_no_mixing_line(tmp_path: Path) -> None:
     plan = plan_pipeline(load_spec(make_project(tmp_path / "p", files=1)))
     assert [stage["action"] for stage in plan["stages"]] == ["run"] * 7
     assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]
@@ -129,7 +129,7 @@ def test_plan_shows_mixing_as_line_and_as_record(tmp_path: Path, capsys: pytest.
     assert dict(facts)["fingerprint"] == order.fingerprint
 
 
-def test_a_window_of_all_prepared_rows_costs_nothing(tmp_path: Path) -> None:
+def test_window_of_all_rows_mixes_fully(tmp_path: Path) -> None:
     loaded = load_spec(make_project(tmp_path / "p", files=1), WINDOWED)
     mixing = describe_mixing(loaded.project, PREPARED.model_dump())
     assert mixing == {"batch_rows": 64, "like_rows": 64, "rows_known": True}

@@ -1,4 +1,4 @@
-"""Does `penstock rollback` wait for a run that decides about the alias, and go back where the storage is away?"""
+"""Does `penstock rollback` wait for a run that moves the alias, and work without the storage?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_run_that_decides_about_the_alias_is_waited_for(moves: list[str]) -> None:
+def test_rollback_waits_for_run_moving_alias(moves: list[str]) -> None:
     asks = threading.Event()
     done: list[dict[str, object]] = []
 
@@ -44,7 +44,7 @@ def test_a_run_that_decides_about_the_alias_is_waited_for(moves: list[str]) -> N
     assert moves == ["live"] and done[0]["version"] == "1"
 
 
-def test_a_storage_that_is_away_holds_no_rollback_up(moves: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_works_without_storage(moves: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise ServiceError("the store does not answer", next_step="try again")
 

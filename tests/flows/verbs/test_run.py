@@ -36,10 +36,10 @@ def test_signal_outside_training_prints_a_line(capsys: pytest.CaptureFixture[str
             said = capsys.readouterr().err
             time.sleep(0.01)
         raise RuntimeError("what Prefect makes of it")
-    assert said == "  stopping: what has been started ends first\n"
+    assert said == "  stopping: work that has started ends first\n"
 
 
-def test_a_training_that_is_stopped_says_so_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_graceful_stop_prints_no_second_line(capsys: pytest.CaptureFixture[str]) -> None:
     stopping = StopRequest()
     stopping.graceful = True
     stopping.received.append(signal.SIGINT)
@@ -113,7 +113,7 @@ def test_missing_files_and_columns_are_reported_together(tmp_path: Path) -> None
     assert pickle.loads(pickle.dumps(rows_only.value)).parts[0].message == sources[0]
 
 
-def test_unread_columns_are_told_from_missing_ones(tmp_path: Path) -> None:
+def test_unread_columns_differ_from_missing_ones(tmp_path: Path) -> None:
     create_project(tmp_path / "p", "tabular")
     columns = "data.columns=[mean_radius, mean_aera, diagnosis]"
     steps = "preprocess=[{drop: [mean_texture]}, {label_encoder: {column: diagnosis}}]"
@@ -139,7 +139,7 @@ def test_unread_columns_are_told_from_missing_ones(tmp_path: Path) -> None:
         ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
     ],
 )
-def test_what_check_refuses_is_refused_before_a_server_starts(
+def test_check_failure_is_refused_before_servers(
     tmp_path: Path,
     override: str,
     kind: type[SpecError],
@@ -175,7 +175,7 @@ def test_missing_start_weights_refused_before_torch_loads(tmp_path: Path) -> Non
     cli._read_spec(file, None, to_train=False)  # `clean` makes room in such a pipeline, too
 
 
-def test_column_of_another_file_is_left_to_the_flow(tmp_path: Path) -> None:
+def test_column_of_another_file_passes_preflight(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=2)
     steps = "preprocess=[transforms.py:scale, {drop: [made]}]".replace(
         "transforms.py:scale", "{map_batches: 'transforms.py:scale'}"

@@ -95,7 +95,7 @@ def listening_hosts(processes: list[psutil.Process]) -> set[str]:
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
-def test_the_port_of_the_page_stays_unless_another_program_has_it(tmp_path: Path) -> None:
+def test_page_port_is_kept_unless_taken(tmp_path: Path) -> None:
     memory = tmp_path / "mlflow" / "port"
     port = page_port(memory)
     assert page_port(memory) == page_port(memory, to_bind=True) == int(memory.read_text()) == port
@@ -109,7 +109,7 @@ def test_the_port_of_the_page_stays_unless_another_program_has_it(tmp_path: Path
     assert 0 < page_port(memory) < 65536
 
 
-def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui, folder: Path) -> None:
+def test_ui_serves_both_pages_until_ctrl_c(started: Ui, folder: Path) -> None:
     page, prefect = started.pages["MLflow"], started.pages["Prefect"]
     mlflow, _, place = page.partition("/#")
     assert place == "/experiments/1/runs?workflowType=machine_learning"
@@ -126,7 +126,7 @@ def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui, folde
     assert not alive, f"left behind: {alive}"
 
 
-def test_configured_servers_are_named_and_none_is_started(folder: Path) -> None:
+def test_ui_prints_configured_servers_and_starts_none(folder: Path) -> None:
     # Stands for a Prefect server: `ui` asks for its health only.
     port = free_port()
     stub = f"""
@@ -162,7 +162,7 @@ def wait_for_port(port: int) -> None:
 
 
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_port_that_is_taken_is_refused_with_what_mlflow_said(folder: Path) -> None:
+def test_taken_port_is_refused_with_mlflow_log(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -14,7 +14,7 @@ from tests.drills.project import make_project
 
 
 @pytest.mark.parametrize("name", ["last", "previous", "best"])
-def test_names_by_order_say_how_many_runs_there_are(tmp_path: Path, name: str) -> None:
+def test_missing_run_by_order_counts_runs(tmp_path: Path, name: str) -> None:
     file = make_project(tmp_path / "project", files=1)
     with pytest.raises(SpecError, match=rf"there is no run '{name}' in .*, which has 0 runs\n") as found:
         RunNames(file).find(name)
@@ -22,7 +22,7 @@ def test_names_by_order_say_how_many_runs_there_are(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("given", [None, Path()])
-def test_in_the_folder_of_a_pipeline_names_are_of_its_runs_and_others_are_found_by_their_id(
+def test_run_names_are_of_pipeline_and_ids_of_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path | None
 ) -> None:
     monkeypatch.chdir(make_project(tmp_path / "project", files=1).parent)

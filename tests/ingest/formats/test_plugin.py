@@ -92,7 +92,7 @@ def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
     ("override", "said"),
     [
         ("data.fixed_width.withs={a: 1}", "data.fixed_width.withs: unknown key; did you mean 'widths'?"),
-        ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is needed"),
+        ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is required"),
         (
             "data.format=fixed_with",
             "python, fixed_width; did you mean 'fixed_width'?",
