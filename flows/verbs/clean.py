@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.run.retention import aliased_models, format_actor, format_deletions
-from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.flows.spec_file import load_spec
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
@@ -18,9 +18,6 @@ from penstock.temporary import remove_unowned, unowned
 from penstock.usercode.package import code_folders
 
 __all__ = ["clean_pipeline"]
-
-_OTHERS = {"mlflow": "MLflow keeps runs, artifacts and models", "prefect": "Prefect keeps flow runs"}
-"""Folders beside the pipeline file that `clean` leaves alone."""
 
 
 def clean_pipeline(
@@ -58,8 +55,6 @@ def clean_pipeline(
     else:
         plan = cleaning.clean(announce, lambda holder: say(f"waiting for another cleaning of the storage: {holder.process}"))
         remove_unowned(folders)
-    for line in _other_folders(loaded):
-        say(line)
     if not dry_run:
         say(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
     return {
@@ -91,10 +86,3 @@ def _plan_lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> It
         yield f"{'would free' if dry_run else 'frees'} {format_deletions(plan.deletions)}"
     elif dry_run:
         yield "nothing in the storage would be freed"
-
-
-def _other_folders(loaded: LoadedSpec) -> Iterable[str]:
-    for name, what in _OTHERS.items():
-        others = sum(Storage(str(loaded.state_dir)).tree(name).values())
-        if others:
-            yield f"left   {loaded.state_dir / name}: {others / 1e6:,.1f} MB; {what} there"

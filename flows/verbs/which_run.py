@@ -18,7 +18,7 @@ from penstock.training.spec import BestSpec, TrackingSpec
 __all__ = ["RunNames", "better_sign", "main_metric"]
 
 
-_BY_ORDER = ("last", "previous", "before", "best")
+_BY_ORDER = ("last", "previous", "best")
 
 _PART = 4
 """Characters that a part of an id needs: fewer are a version of the model."""
@@ -51,7 +51,7 @@ class RunNames:
         finished = [run for run in self.runs if run.result]
         if name == "last" and self.runs:
             return self.runs[-1]
-        if name in ("previous", "before") and len(self.runs) > 1:
+        if name == "previous" and len(self.runs) > 1:
             return self.runs[-2]
         if name == "best" and finished:
             return self._best(finished)

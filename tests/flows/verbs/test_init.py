@@ -125,9 +125,3 @@ def test_file_in_place_of_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(SpecError, match="taken is a file"):
         create_project(tmp_path / "taken", "images")
-
-
-def test_unknown_template_error_names_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="boosted, images, lightning, ray-loop, tabular, text"):
-        create_project(tmp_path / "p", "audio")
-    assert not (tmp_path / "p").exists()
