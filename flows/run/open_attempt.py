@@ -93,18 +93,7 @@ def open_attempt(
         before = Before.of(ledger, current)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
-    on_cluster = ray_address() is not None
-    for warning in check_needs(
-        ledger,
-        preflight,
-        run,
-        need_ray,
-        on_cluster=on_cluster,
-        will_train=will_train,
-        until=request.until,
-        say=reporter.report,
-    ):
-        reporter.warn(warning)
+    check_needs(ledger, preflight, run, need_ray, will_train=will_train, until=request.until)
     held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
         repair_run(ledger, current, loaded.state_dir)  # its former tracker gets the end of the run
@@ -259,23 +248,14 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
 
 
 def check_needs(
-    ledger: Ledger,
-    preflight: Preflight,
-    run: Run,
-    need_ray: RayOnDemand,
-    *,
-    on_cluster: bool,
-    will_train: bool,
-    until: str | None,
-    say: Callable[[str], None],
-) -> list[str]:
-    """Compare the work that is left with the machine or cluster. Returns warnings; raises PreflightError if it cannot succeed.
+    ledger: Ledger, preflight: Preflight, run: Run, need_ray: RayOnDemand, *, will_train: bool, until: str | None = None
+) -> None:
+    """Compare the work that is left with the machine or cluster, and report warnings.
 
-    Args:
-        on_cluster: whether RAY_ADDRESS names a cluster.
-        say: called with a line for each wait on the cluster.
+    Raises:
+        PreflightError: the run cannot succeed.
     """
-    project, warnings = preflight.project, list[str]()
+    project, warnings, on_cluster = preflight.project, list[str](), ray_address() is not None
     key = run.keys["materialize"].key
     prepares = ledger.stage_record(MATERIALIZE.record_path(run.run, key), key) is None
     if prepares:
@@ -290,9 +270,10 @@ def check_needs(
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         if on_cluster:
             need_ray()
-        tried = try_one_batch(project, on_cluster=on_cluster, for_sweep=run.sweep is not None, say=say)
+        tried = try_one_batch(project, on_cluster=on_cluster, for_sweep=run.sweep is not None, say=need_ray.reporter.report)
         warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
-    return warnings
+    for warning in warnings:
+        need_ray.reporter.warn(warning)
 
 
 def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tags: Mapping[str, str]) -> Tracker:

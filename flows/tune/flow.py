@@ -127,12 +127,7 @@ def _open_sweep(
         save_sweep(project.storage, loaded.spec.name, SweepRecord(sweep=run.run, identity=identity))
     going_on = {"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running", "sweep": run.run}
     run = run.model_copy(update=going_on)
-    on_cluster = ray_address() is not None
-    preflight = Preflight(loaded)
-    for warning in check_needs(
-        ledger, preflight, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.report
-    ):
-        reporter.warn(warning)
+    check_needs(ledger, Preflight(loaded), run, need_ray, will_train=True)
     tags = {"penstock.sweep": run.run}
     return begin_attempt(ledger, run, keys, loaded, reporter, stopping, need_ray, will_train=True, tags=tags)
 
