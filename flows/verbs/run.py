@@ -57,7 +57,10 @@ def run(
     Raises:
         PenstockError: the error that stopped the run; its attribute `result` holds the results so far.
     """
-    _check_stage(until)
+    if until is not None and until not in STAGES:
+        raise SpecError(
+            f"until={until!r} is not a stage{did_you_mean(until, STAGES)}", next_step=f"use one of {', '.join(STAGES)}"
+        )
     loaded = load_spec(Path(file), list(overrides))
     if data is not None:
         loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
@@ -84,7 +87,15 @@ def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = N
             stopping.check()  # Ray may have swallowed an exception raised inside it
 
         with prefect_api(loaded.state_dir, meanwhile):
-            return _call_flow(preflight, fresh, until, stopping, ahead)
+            # Prefect reads its settings when imported, so import it once the server's address is known.
+            from penstock.flows.pipeline import pipeline
+            from penstock.flows.run.flow_runs import flow_result
+            from penstock.flows.run.request import RunRequest
+
+            request = RunRequest.of(preflight, fresh=fresh, until=until)
+            ahead.join()  # circular imports, as in mlflow, break if two threads import them at once
+            stopping.check()
+            return flow_result(lambda: pipeline(request, return_state=True))
 
 
 def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
@@ -98,13 +109,6 @@ def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
     storage = Storage(loaded.spec.storage)
     kept = {split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()}
     return [as_override("data.format", "arrow"), *(as_override(f"data.{split}", uri) for split, uri in kept.items())]
-
-
-def _check_stage(until: str | None) -> None:
-    if until is not None and until not in STAGES:
-        raise SpecError(
-            f"until={until!r} is not a stage{did_you_mean(until, STAGES)}", next_step=f"use one of {', '.join(STAGES)}"
-        )
 
 
 @contextlib.contextmanager
@@ -133,20 +137,6 @@ def _announce_stop(stopping: StopRequest, over: threading.Event) -> None:
             if not stopping.graceful:
                 print("  stopping: work that has started ends first", file=sys.stderr, flush=True)
             return
-
-
-def _call_flow(
-    preflight: Preflight, fresh: bool, until: str | None, stopping: StopRequest, ahead: threading.Thread
-) -> dict[str, Any]:
-    # Prefect reads its settings when imported, so import it once the server's address is known.
-    from penstock.flows.pipeline import pipeline
-    from penstock.flows.run.flow_runs import flow_result
-    from penstock.flows.run.request import RunRequest
-
-    request = RunRequest.of(preflight, fresh=fresh, until=until)
-    ahead.join()  # circular imports, as in mlflow, break if two threads import them at once
-    stopping.check()
-    return flow_result(lambda: pipeline(request, return_state=True))
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
