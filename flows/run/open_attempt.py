@@ -115,12 +115,7 @@ def begin_attempt(
     tags: Mapping[str, str] | None = None,
     before: Before | None = None,
 ) -> RunContext:
-    """Close the records of earlier attempts at `run`, and open those of a new one, here and at the tracker.
-
-    Args:
-        tags: additional tags of the tracked run.
-        before: run to compare the attempt with.
-    """
+    """Close the records of earlier attempts at `run`, and open those of a new one, compared with `before`."""
     if (known := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, known)
     code = loaded.project.definitions()

@@ -32,14 +32,9 @@ DIGITS_TRAIN_FILES = 6
 
 
 def create_project(directory: Path, template: str) -> list[Path]:
-    """Write a project that runs as it is.
+    """Write a project that runs as it is, and return its files, pipeline.yaml first.
 
-    Args:
-        directory: made if absent. It may hold other files, but none that the project would overwrite.
-        template: a key of TEMPLATES.
-
-    Returns:
-        The files written, pipeline.yaml first.
+    The directory is made if absent. It may hold other files, but none that the project would overwrite.
 
     Raises:
         SpecError: the directory already holds one of the project's files.

@@ -20,11 +20,7 @@ _CHANGES_SHOWN = 6
 
 
 def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
-    """Return what `penstock log --json` prints: all attempts at all runs, oldest first.
-
-    Args:
-        last: return only this many of the newest.
-    """
+    """Return what `penstock log --json` prints: all attempts at all runs, or the `last` ones, oldest first."""
     names = RunNames(file)
     found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
     found.sort(key=lambda pair: (pair[1].started, pair[1].number))

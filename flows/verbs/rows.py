@@ -31,11 +31,7 @@ __all__ = ["rows_of_step", "show_rows"]
 
 
 def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = None) -> dict[str, Any]:
-    """Return what `penstock rows --json` prints: the rows of a step in their order in the global batch.
-
-    Args:
-        step: the first is 1.
-        limit: return only this many of its rows.
+    """Return what `penstock rows --json` prints: the rows of a step, from 1, in their order in the global batch.
 
     Raises:
         SpecError: there is no such run or step.

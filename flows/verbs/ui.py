@@ -45,12 +45,8 @@ def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) ->
     """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, print the address.
 
     Args:
-        file: the pipeline file; None for the state in the current folder.
         mlflow_port: 0 takes the port of the last time, or a free one.
         say: prints a line; the addresses are printed once they answer.
-
-    Returns:
-        The addresses, `{"status": "done", "mlflow": ..., "prefect": ...}`.
 
     Raises:
         SpecError: there is neither a pipeline file nor a state folder.

@@ -25,10 +25,6 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
 
     The version that loses the alias is marked: no later run gives the alias to its weights.
 
-    Args:
-        file: the pipeline file or its folder; None for the state in the current folder.
-        name: of the registered model, or `name@alias`.
-
     Raises:
         SpecError: the registry keeps no aliases, or has nothing to go back to.
         ServiceError: the registry does not answer.
