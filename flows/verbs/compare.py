@@ -6,10 +6,10 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pandas as pd
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -124,38 +124,17 @@ def _describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-class _Answers(NamedTuple):
-    """A model's answers on a split; classes are names, since their numbers may differ between runs."""
-
-    place: NDArray[Any]
-    """File and row of each answer; empty where they are not known."""
-    target: NDArray[Any]
-    predicted: NDArray[Any]
-    loss: NDArray[np.float64]
-    is_class: bool
-
-    @property
-    def right(self) -> NDArray[np.float64]:
-        """1 for a right class and 0 for a wrong one."""
-        return (self.target == self.predicted).astype(np.float64)
-
-
-def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> _Answers | None:
+def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> pd.DataFrame | None:
     """Read the answers of a run's model on a split; None if they are not on record."""
-    table: pa.Table | None = ledger.answers(run.run, split)
+    table = ledger.answers(run.run, split)
     if table is None:
         return None
-    files = data.files
-    place = np.empty(0, object)
-    if "file" in table.column_names:
-        # By content: a file that was written again holds other rows.
-        names = [f"{name}\n{files.get(name, {}).get('content')}" for name in table.column("file").combine_chunks().to_pylist()]
-        place = np.array([f"{name}\n{row}" for name, row in zip(names, table.column("row").to_pylist(), strict=True)], object)
-    target, predicted = table.column("target").to_numpy(), table.column("predicted").to_numpy()
-    if classes := data.classes:
-        named = np.array(classes, object)
-        target, predicted = named[target.astype(int)], named[predicted.astype(int)]
-    return _Answers(place, target, predicted, table.column("loss").to_numpy().astype(np.float64), bool(classes))
+    answers = table.to_pandas()
+    if "file" in answers:  # by content: a file that was written again holds other rows
+        answers["file"] = [f"{name}\n{data.files.get(name, {}).get('content')}" for name in answers["file"]]
+    for name in ("target", "predicted") if data.classes else ():  # by name: the numbers of classes may differ between runs
+        answers[name] = np.array(data.classes, object)[answers[name].astype(int)]
+    return answers
 
 
 def _compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
@@ -175,14 +154,19 @@ def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, Run
     """Compare both models on the rows that both judged, by split, with a 95 % interval of the difference."""
     found = []
     for split in SPLITS[1:]:
-        sides = [_answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True)]
-        if sides[0] is None or sides[1] is None or sides[0].is_class != sides[1].is_class:
+        was, now = (_answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True))
+        is_class = bool(data[0].classes)
+        if was is None or now is None or is_class != bool(data[1].classes):
             continue
-        was, now = _align(sides[0], sides[1], _same_split(data, split))
-        entry: dict[str, Any] = {"split": split, "rows": len(was.loss), "of": [len(side.loss) for side in sides if side]}
-        measures = [("accuracy", was.right, now.right)] if was.is_class else []
-        measures.append(("log_loss" if was.is_class else "mae", was.loss, now.loss))
-        entry["metrics"] = [_compare_scores(name, old, new) for name, old, new in measures] if len(was.loss) else []
+        both = _align(was, now, _same_split(data, split))
+        rows = len(both[0])
+        entry: dict[str, Any] = {"split": split, "rows": rows, "of": [len(was), len(now)], "metrics": []}
+        if rows and is_class:
+            right = [(side["target"] == side["predicted"]).to_numpy(np.float64) for side in both]
+            entry["metrics"].append(_compare_scores("accuracy", *right))
+        if rows:
+            losses = [side["loss"].to_numpy(np.float64) for side in both]
+            entry["metrics"].append(_compare_scores("log_loss" if is_class else "mae", *losses))
         found.append(entry)
     return found
 
@@ -203,17 +187,14 @@ def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
     return digests[0] is not None and digests[0] == digests[1]
 
 
-def _align(was: _Answers, now: _Answers, same: bool) -> tuple[_Answers, _Answers]:
+def _align(was: pd.DataFrame, now: pd.DataFrame, same: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Select the answers on the rows that both have, in one order."""
-    if same and len(was.loss) == len(now.loss):
+    if same and len(was) == len(now):
         return was, now
-    _, left, right = np.intersect1d(was.place.astype(str), now.place.astype(str), return_indices=True)
-    return _select(was, left), _select(now, right)
-
-
-def _select(answers: _Answers, index: NDArray[np.int64]) -> _Answers:
-    place = answers.place[index] if len(answers.place) else answers.place
-    return _Answers(place, answers.target[index], answers.predicted[index], answers.loss[index], answers.is_class)
+    if "file" not in was or "file" not in now:  # the rows are not known
+        return was.head(0), now.head(0)
+    both = was.merge(now, on=["file", "row"], suffixes=("", "_now"), sort=True)
+    return both, both.filter(like="_now").rename(columns=lambda name: name.removesuffix("_now"))
 
 
 def _compare_scores(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
