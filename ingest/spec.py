@@ -1,4 +1,4 @@
-"""What may a pipeline file say about data: where rows are, how they are prepared, cached and shuffled?"""
+"""Which keys describe data in a pipeline file: where rows are, how they are cached and shuffled?"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 PATH = "path"
-"""In `by`: the file's path, where no column has that name."""
+"""In `by`: the file's path, unless a column has that name."""
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -48,30 +48,30 @@ Moment = dt.datetime | FiniteFloat
 
 
 class SplitRule(Section):
-    """Take a part of the train files as a held-out split, by a hash or by time. No added file moves a row of another.
+    """Hold a part of the train files out as another split, by a hash or by time. Added files move no rows of other files.
 
-    No row influences where another one goes; with `stratify` only rows of the same file and class do.
+    The split of a row depends on no other row; with `stratify`, only on rows of the same file and class.
     """
 
     fraction: Fraction | None = None
-    """Share of the rows, 0 to 1. Beside a test split by time, of the rows that are not in it."""
+    """Share of the rows, 0 to 1. Beside a test split by time, share of the other rows."""
     by: str | Annotated[list[str], Field(min_length=1)] = "row"
-    """What is hashed. `row`: the whole row as far as it is read, so exact duplicates stay together; other `data.columns` deal
-    the rows anew. A column's name, or several in a list: rows that are equal there stay together, as those of a customer or a
-    day; such columns need not be in `data.columns`. `path`, where no column has that name: the file's path below the location,
-    so the chunks of a document stay together."""
+    """The hashed value. `row`: the whole row as far as it is read, so that exact duplicates stay together; other `data.columns`
+    give another split. A column's name, or a list of names: rows with equal values stay together, such as those of a customer
+    or a day; the columns need not be in `data.columns`. `path`, unless a column has that name: the file's path below the
+    location, so that the chunks of a document stay together."""
     pattern: str | None = None
-    """A regular expression for what to hash of the one column, or of `path`: its first group, or all that it matches. With `by:
-    path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row where it is not found is an error."""
+    """A regular expression that selects the hashed part of one column, or of `path`: its first group, or the whole match. With
+    `by: path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row without a match is an error."""
 
     stratify: str | None = None
-    """A column of classes, usually the label. Of each file and each class in it, the share is then exact: of n rows, `fraction`
-    times n are held out, rounded down or up, those whose hash is lowest; and equal rows of a file stay together. Where a file
-    is one row (images) it is a draw by the hash, as without. The read stage reads the train files once more for it. Equal rows
-    of two files may come to lie in two splits (`data.duplicates`)."""
+    """A column of classes, usually the label. The share is then exact in each class of each file: of n rows, `fraction` times n
+    are held out, rounded down or up, those with the lowest hashes; equal rows of a file stay together. A file of one row
+    (images) is drawn by its hash, as without `stratify`. The read stage reads the train files once more. Equal rows of two
+    files may be in two splits (`data.duplicates`)."""
     after: Moment | None = None
     """Instead of a fraction: rows whose value of the column `by` is this or later. A time such as `2026-01-01` or
-    `2026-01-01T12:00:00+01:00` (UTC where no zone is said), or a number for a column of numbers."""
+    `2026-01-01T12:00:00+01:00` (UTC without a zone), or a number for a column of numbers."""
     before: Moment | None = None
     """Instead of a fraction: rows whose value of the column `by` is earlier than this; with `after`, those in between."""
 
@@ -81,41 +81,41 @@ class SplitRule(Section):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         return pattern
 
     @model_validator(mode="after")
     def _has_one_column_for_a_pattern(self) -> SplitRule:
         if self.pattern is not None and len(self.columns) != 1:
-            raise ValueError("pattern goes with one column, or with by: path")
+            raise ValueError("pattern needs by with one column, or by: path")
         return self
 
     @model_validator(mode="after")
     def _holds_out_in_one_way(self) -> SplitRule:
         if self.is_by_time:
             if self.fraction is not None or self.pattern is not None or self.stratify is not None:
-                raise ValueError("after and before go with `by` alone")
+                raise ValueError("after and before cannot be used with fraction, pattern or stratify")
             if not isinstance(self.by, str) or self.by == "row":
                 raise ValueError("after and before need a column of times or numbers: by: COLUMN")
             if self.after is not None and self.before is not None and type(self.after) is not type(self.before):
-                raise ValueError("after and before are of two kinds")
+                raise ValueError("after and before must both be times or both be numbers")
         if self.stratify is not None and self.by != "row":
-            raise ValueError("stratify goes with by: row: a group may hold several classes")
+            raise ValueError("stratify needs by: row: a group may hold several classes")
         return self
 
     @property
     def is_by_time(self) -> bool:
-        """Whether rows are held out by where they lie on a column, not by a share."""
+        """Whether rows are held out by their value of a column, not by a share."""
         return self.after is not None or self.before is not None
 
     @property
-    def looks_at(self) -> list[str]:
-        """All columns it needs, besides those of whole rows."""
+    def needed_columns(self) -> list[str]:
+        """Columns of `by` and `stratify`."""
         return [*self.columns, *([] if self.stratify is None else [self.stratify])]
 
     @property
     def columns(self) -> list[str]:
-        """The columns it goes by; none for whole rows."""
+        """Columns of `by`; none for whole rows."""
         return list(self.by) if isinstance(self.by, list) else [] if self.by == "row" else [self.by]
 
 
@@ -134,7 +134,7 @@ def _held_out_kind(value: object) -> str:
 
 HeldOut = Annotated[
     Annotated[SplitRule, Tag("SplitRule")] | Annotated[str, Tag("str")],
-    # By the value's form: a plain union would also report that a rule with a wrong fraction is no URI.
+    # By the value's form: a plain union would also report that a rule with a wrong fraction is not a URI.
     Discriminator(_held_out_kind),
 ]
 
@@ -144,55 +144,53 @@ class ImagesOptions(Section):
 
     With `format: images` a row is a file: column `image` holds its bytes, `path` its name, and `label` the name of the first
     folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the transforms
-    `image` is decoded and `path` left out, unless one has changed them. Images of 16 bits or of floats are refused without
-    `range`.
+    `image` is decoded and `path` dropped, unless a transform has changed them. Images of 16 bits or of floats need `range`.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """(height, width) in pixels that images come to when they are decoded; without it all must have one size."""
+    """(height, width) in pixels of decoded images; without it all must have one size."""
     fit: Literal["resize", "crop", "pad"] = "resize"
-    """How they come to `size`. `resize` gives up their proportions. `crop` and `pad` keep them: the image is scaled until it
-    fills the size, and what is too much on two sides is cut off; or until it fits in, and what lacks is padded with zeros."""
+    """How images get `size`. `resize` changes their proportions. `crop` scales an image until it fills the size and cuts off
+    the rest on two sides; `pad` scales it until it fits in and pads with zeros."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None
-    """Which values of an image of more than 8 bits (grey or colours of 16, grey of 32, floats) become 0 and 255: `[0, 65535]`,
-    or a window such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN
-    makes an image a broken one (`data.invalid`). Images of 8 bits stay as they are."""
+    """Values of an image of more than 8 bits (grey or colours of 16, grey of 32, floats) that become 0 and 255: `[0, 65535]`,
+    or a window such as `[-1000, 400]`. Values between are scaled and rounded, values beyond become 0 or 255, and a NaN makes
+    the image invalid (`data.invalid`). Images of 8 bits are not changed."""
 
 
 class QuarantineSpec(Section):
     """How many rows `invalid: quarantine` may set aside. Above either limit the run stops, and names the first rows."""
 
     max_rows: NonNegativeInt | None = None
-    """At most so many rows."""
+    """Most rows."""
     max_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    """At most this share of all rows that are read, 0 to 1."""
+    """Largest share of all source rows, 0 to 1."""
 
     def limit(self, rows: int) -> int:
-        """The most rows that may be set aside of `rows`."""
+        """Return the most rows that may be set aside of `rows`."""
         return min(int(self.max_fraction * rows), rows if self.max_rows is None else self.max_rows)
 
 
 class DataSpec(Section):
     """Where the rows are."""
 
-    # A pipeline file's section is checked, and has the options of its format besides: penstock.ingest.formats.section.
+    # penstock.ingest.formats.section adds the options of the format to the section of a pipeline file.
     format: str
     """Format of every source file."""
     train: str
-    """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
-    directory is read with those below it, links included. Of it those files are read whose extension is one of the format, or
-    that have none; hidden ones, and files of other tools (`_SUCCESS`, `README`, `*.tmp`), are left out, and any other file
-    that is left out is counted in a warning."""
+    """A file, a directory, a glob, or a URL (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
+    directory is read with its subdirectories and links: all files with an extension of the format, or without one. Hidden files
+    and files of other tools (`_SUCCESS`, `README`, `*.tmp`) are skipped; other skipped files are counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Cross-validation: the rows of `train` that are not test rows are dealt into so many folds, and one of them is validation.
-    `penstock run FILE --folds` trains once for each. `validation` then says only how they are dealt: `by`, `pattern` or
+    """Cross-validation: the rows of `train` without the test rows are divided into so many folds, and one of them is
+    validation. `penstock run FILE --folds` trains once for each fold. `validation` then has only `by`, `pattern` or
     `stratify`."""
     fold: NonNegativeInt = 0
-    """Which fold is validation, from 0."""
+    """The fold that is validation, from 0."""
     test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     label: str | None = None
@@ -200,50 +198,49 @@ class DataSpec(Section):
     columns: list[str] | None = None
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
-    """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
-    missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda said: said or "null")] = "error"
-    """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, and
-    says so; `imputer` or `null_mask` may fill them. In JSON a missing key is always null."""
+    """Arrow type of a column (`string`, `int64`, `float64`, ...), if inference differs between files."""
+    missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda value: value or "null")] = "error"
+    """A column that one file lacks and others have: `error` names both files; `null` reads nulls there with a warning, and
+    `imputer` or `null_mask` may fill them. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
-    """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
-    decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value
-    does not read as its column's type in `types` or in a `cast`, or an integer label is no class index: each such row is in a
-    Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. A
-    damaged file that is no image, and a line that is no record at all, stop the run. Under `error` and `drop` so does an
-    integer label below 0, and in all cases one that is larger than those of the train split. Transforms do not learn from
-    rows that cannot be read, or that lack a label or a value that no transform fills; from a row that is found bad later (a
-    broken image, a result of `map_batches`) they have learnt its other values."""
+    """A row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be decoded: `error`
+    stops the run; `drop` leaves the row out and counts it. `quarantine` lists it in a Parquet table in the storage, with file,
+    row, column and reason, up to the budget `data.quarantine`, and does so also for a value that does not fit its column's type
+    in `types` or a `cast`, and for an integer label that is not a class index. A damaged file that is not an image, and a line
+    that is not a record, stop the run. So does an integer label below 0 under `error` and `drop`, and always one above the
+    labels of the train split. Transforms do not learn from rows that cannot be read, or that lack a label or a value that no
+    transform fills; from rows found invalid later (a broken image, a result of `map_batches`) they have learnt other values."""
     quarantine: QuarantineSpec = QuarantineSpec()
     """The budget of `invalid: quarantine`."""
     duplicates: Literal["warn", "refuse"] = "warn"
-    """What happens where a row of validation or test is in another split too, by its content as far as it is read (of images:
-    the picture). `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
+    """A row of validation or test that is also in another split, by its content as far as it is read (for images: the picture):
+    `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 
     @field_validator("train", "validation", "test")
     @classmethod
-    def _is_no_misspelt_url(cls, held: str | SplitRule | None) -> str | SplitRule | None:
+    def _is_not_a_misspelt_url(cls, held: str | SplitRule | None) -> str | SplitRule | None:
         if isinstance(held, str) and (problem := url_problem(held)):
             raise ValueError(problem)
         return held
 
     @model_validator(mode="before")
     @classmethod
-    def _deals_folds_by_rows(cls, given: Any) -> Any:
+    def _divide_folds_by_rows(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("folds") is not None and given.get("validation") is None:
             return {**given, "validation": {}}
         return given
 
     @model_validator(mode="after")
-    def _says_how_much_is_held_out(self) -> DataSpec:
-        dealt = self.validation if self.folds is not None else None
-        if self.folds is not None and (not isinstance(dealt, SplitRule) or dealt.fraction is not None or dealt.is_by_time):
-            raise ValueError(
-                "with folds, validation says only how they are dealt: leave it out, or give by, pattern or stratify"
-            )
+    def _has_a_size_for_each_split(self) -> DataSpec:
+        of_folds = self.validation if self.folds is not None else None
+        if self.folds is not None and (
+            not isinstance(of_folds, SplitRule) or of_folds.fraction is not None or of_folds.is_by_time
+        ):
+            raise ValueError("with folds, validation can have only by, pattern or stratify")
         for split, rule in split_rules(self).items():
-            if rule is not dealt and rule.fraction is None and not rule.is_by_time:
+            if rule is not of_folds and rule.fraction is None and not rule.is_by_time:
                 raise ValueError(f"{split} needs a fraction, or after or before")
         if self.fold >= (self.folds or 1):
             raise ValueError(f"fold {self.fold} of {self.folds or 'no'} folds; they are counted from 0")
@@ -257,7 +254,7 @@ class DataSpec(Section):
 
     @property
     def may_share_rows(self) -> bool:
-        """Whether equal rows can come to lie in two splits: rules that go by whole rows keep them together."""
+        """Whether equal rows can be in two splits: rules by whole rows keep them together."""
         held_out = (self.validation, self.test)
         return any(
             isinstance(rule, str) or (rule is not None and (rule.by != "row" or rule.stratify is not None)) for rule in held_out
@@ -265,44 +262,44 @@ class DataSpec(Section):
 
     @property
     def read_columns(self) -> list[str] | None:
-        """`columns`, and those that rules go by besides; None if all are read."""
+        """`columns` and the columns of rules; None for all."""
         if self.columns is None:
             return None
-        by = (name for rule in split_rules(self).values() for name in rule.looks_at)
+        by = (name for rule in split_rules(self).values() for name in rule.needed_columns)
         return list(dict.fromkeys([*self.columns, *by]))
 
 
 class MaterializeSpec(Section):
-    """How prepared rows are kept between preparation and training."""
+    """How prepared rows are cached for training."""
 
     cache: Literal["disk", "memory", "none"] = "disk"
     """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch, which needs
     `shuffle.mode: windowed` or `none`."""
     unit_bytes: PositiveInt = 8 << 20
-    """Source files smaller than this are grouped into one commit unit of about this many bytes."""
+    """Smaller source files are grouped into one commit unit of about this many bytes."""
     shard_bytes: PositiveInt = 64 << 20
-    """A shard is closed at about this many bytes of rows: what is fetched, checked and evicted at once."""
+    """Size of a shard, which is fetched, checked and evicted as a whole."""
 
 
 class SampleSpec(Section):
-    """Rows drawn in other shares than they are stored in, instead of each once an epoch. Name one of the three columns."""
+    """Draw rows by a column, instead of each row once an epoch. Name one of the three columns."""
 
     balance: str | None = None
-    """Column of classes, usually the label: each class is drawn as often as any other, however many rows it has."""
+    """Column of classes, usually the label: each class is drawn equally often, whatever its rows."""
     power: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """How far `balance` goes: 1 makes all classes equal; less keeps a class's share in proportion to its rows to the power of
-    1 minus this, so 0.5 takes the square root. (A sampling temperature T is a power of 1 - 1/T.)"""
+    """Strength of `balance`: 1 makes all classes equal; less makes a class's share proportional to its rows to the power of 1
+    minus this, so 0.5 takes the square root. (A sampling temperature T is a power of 1 - 1/T.)"""
     weights: str | None = None
-    """Column of weights, 0 or more: a row is drawn in proportion to its own. Each training process keeps 40 bytes for each row
-    of the split, and 32 more while it lays them out; `balance` and `easiest_first` keep 8, and 18 more."""
+    """Column of weights, 0 or more: a row is drawn in proportion to its weight. Each training process keeps 40 bytes for each
+    row of the split, and 32 more during the start; `balance` and `easiest_first` keep 8, and 18 more."""
     easiest_first: str | None = None
-    """Column to order by: training begins with the rows of the smallest values, and takes in more with every epoch."""
+    """Column to order by: training begins with the rows of the smallest values, and adds more rows with every epoch."""
     start: Fraction = 0.25
     """Share of the rows that epoch 0 of `easiest_first` draws from."""
     over_epochs: PositiveInt = 5
-    """From which epoch on `easiest_first` draws from all rows; in between the share grows evenly."""
+    """First epoch in which `easiest_first` draws from all rows; until then the share grows evenly."""
     rows: PositiveInt | None = None
-    """Rows of an epoch, instead of as many as the split has."""
+    """Rows of an epoch, instead of the rows of the split."""
 
     @model_validator(mode="after")
     def _names_one_column(self) -> SampleSpec:
@@ -312,27 +309,26 @@ class SampleSpec(Section):
         for column, options in (("balance", ("power",)), ("easiest_first", ("start", "over_epochs"))):
             for option in options:
                 if getattr(self, column) is None and getattr(self, option) != type(self).model_fields[option].default:
-                    raise ValueError(f"{option} goes with {column}")
+                    raise ValueError(f"{option} needs {column}")
         return self
 
     @property
     def column(self) -> str:
-        """The column it goes by."""
+        """The named column."""
         return self.balance or self.weights or self.easiest_first or ""
 
 
 class LengthSpec(Section):
-    """Which rows make a step where a column holds lists of unequal length. Exact to continue, as any other order."""
+    """Make steps of rows of like length, for a column of lists of unequal length. A resume is exact, as with any order."""
 
     column: str
-    """A column that the transform `ragged` has made."""
+    """A column that the transform `ragged` makes."""
     pool_batches: PositiveInt = 64
-    """Rows of so many steps are looked at together. Where batches are padded they are sorted by length, so that rows of like
-    length meet; the steps then come in random order. More pads less, and mixes less. With `materialize.cache: none` each worker
-    holds the rows of two such pools."""
+    """Steps whose rows form a pool. For padded batches a pool is sorted by length and cut into steps, which come in random
+    order. A larger pool pads less and mixes less. With `materialize.cache: none` each worker holds the rows of two pools."""
     batch_entries: PositiveInt | None = None
-    """A step takes rows up to so many entries over all workers, padding included, and at most `train.batch_rows` rows; a row
-    that has more is a step of its own. Without it every step has `train.batch_rows` rows."""
+    """Most entries of a step over all workers, with padding, and at most `train.batch_rows` rows; a longer row is a step alone.
+    Without it every step has `train.batch_rows` rows."""
 
 
 class ShuffleSpec(Section):
@@ -343,17 +339,17 @@ class ShuffleSpec(Section):
     seed: int = 0
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
-    """Rows in one window of `windowed`. Of `rows` it is put together from 32 runs of neighbours: a larger one reads longer
-    runs, a smaller one mixes better. Of `shards`, a larger one holds more of them: it mixes better, and takes more of the
-    node's disk. `penstock plan` says what a window costs in mixing."""
+    """Rows in one window of `windowed`. With `window_of: rows` it consists of 32 runs of neighbours: a larger one reads longer
+    runs, a smaller one mixes better. With `shards` a larger one mixes better and needs more of the node's disk. `penstock plan`
+    prints the cost in mixing."""
     window_of: Literal["rows", "shards"] = "rows"
-    """What a window of `windowed` is made of. `rows`: short runs of rows from all over the split, which mixes best. `shards`:
-    whole shards, at least one and about `window_rows` rows of them, so that a node reads one window's shards at a time and
-    each of them once an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
+    """Parts of a window of `windowed`. `rows`: short runs of rows from the whole split, which mixes best. `shards`: whole
+    shards, at least one, with about `window_rows` rows, so that a node reads the shards of one window at a time and each once
+    an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
     sample: SampleSpec | None = None
-    """Draw rows in other shares than they are stored in. Needs `mode: global`."""
+    """Draw rows by a column. Needs `mode: global`."""
     by_length: LengthSpec | None = None
-    """Put rows of like length, or of so many entries together, into a step. Needs the transform `ragged`."""
+    """Put rows of like length, or with a given number of entries, into a step. Needs the transform `ragged`."""
 
     @model_validator(mode="after")
     def _samples_from_all_rows(self) -> ShuffleSpec:
@@ -363,26 +359,26 @@ class ShuffleSpec(Section):
 
 
 def check_split_rules(data: DataSpec) -> None:
-    """Refuse rules that leave nothing to train on.
+    """Check rules that hold out rows of the train files together.
 
     Raises:
-        SpecError: the fractions add up to 1 or more, or strata are dealt in two ways.
+        SpecError: the fractions add up to 1 or more, or the rules stratify in two ways.
     """
     rules = split_rules(data)
     if len(rules) == 2 and any(rule.stratify for rule in rules.values()):
         test, validation = rules["test"], rules["validation"]
         if not test.is_by_time and (test.by, test.stratify) != (validation.by, validation.stratify):
             raise SpecError(
-                "data.validation and data.test must go by the same `by` and `stratify`, where one of them has stratify",
-                next_step="give both the same, or take test rows by time or from files of their own",
+                "data.validation and data.test must have the same `by` and `stratify` if one of them has stratify",
+                next_step="give both the same, or take test rows by time or from other files",
             )
     fractions = {split: rule.fraction for split, rule in rules.items() if rule.fraction is not None}
     if sum(fractions.values()) >= 1.0:
-        said = " and ".join(f"data.{split}.fraction: {fraction}" for split, fraction in fractions.items())
-        raise SpecError(f"{said} add up to 1 or more: no rows are left to train on", next_step="lower them")
+        named = " and ".join(f"data.{split}.fraction: {fraction}" for split, fraction in fractions.items())
+        raise SpecError(f"{named} add up to 1 or more: no rows are left to train on", next_step="lower them")
 
 
 def split_rules(data: DataSpec) -> dict[str, SplitRule]:
-    """The rules that take rows from the train files, by split."""
+    """Return the rules that take rows from the train files, by split."""
     found = {"test": data.test, "validation": data.validation}
     return {split: rule for split, rule in found.items() if isinstance(rule, SplitRule)}

@@ -130,7 +130,7 @@ def misnamed(data: DataSpec, present: list[str]) -> list[str]:
     for split in ("validation", "test"):
         rule = getattr(data, split)
         if isinstance(rule, SplitRule):
-            named += [(f"data.{split}.by", name) for name in rule.looks_at if name != PATH or name in present]
+            named += [(f"data.{split}.by", name) for name in rule.needed_columns if name != PATH or name in present]
     problems = []
     for where, name in named:
         if name not in present:

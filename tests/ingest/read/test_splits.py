@@ -306,7 +306,7 @@ def test_a_pattern_that_finds_nothing_is_refused(tmp_path: Path, rule: dict[str,
     with pytest.raises(DataError, match=said):
         rows_by_split(tmp_path, "parquet", test={"fraction": 0.5, **rule})
     for wrong in ({"by": "x", "pattern": "("}, {"by": ["x", "y"], "pattern": "1"}):
-        with pytest.raises(ValidationError, match=r"regular expression|pattern goes with one column"):
+        with pytest.raises(ValidationError, match=r"regular expression|pattern needs by with one column"):
             spec(test={"fraction": 0.5, **wrong})
 
 
@@ -440,11 +440,11 @@ def test_each_row_is_validation_in_one_fold_and_groups_and_classes_are_kept(
     ("options", "said"),
     [
         ({"validation": {}}, "validation needs a fraction, or after or before"),
-        ({"validation": {"fraction": 0.1, "after": 1, "by": "t"}}, "after and before go with `by` alone"),
+        ({"validation": {"fraction": 0.1, "after": 1, "by": "t"}}, "after and before cannot be used with fraction"),
         ({"validation": {"after": 1}}, "need a column of times or numbers"),
-        ({"validation": {"fraction": 0.1, "by": "g", "stratify": "y"}}, "stratify goes with by: row"),
-        ({"folds": 3, "validation": {"fraction": 0.1}}, "validation says only how they are dealt"),
-        ({"folds": 3, "validation": "other"}, "validation says only how they are dealt"),
+        ({"validation": {"fraction": 0.1, "by": "g", "stratify": "y"}}, "stratify needs by: row"),
+        ({"folds": 3, "validation": {"fraction": 0.1}}, "with folds, validation can have only"),
+        ({"folds": 3, "validation": "other"}, "with folds, validation can have only"),
         ({"folds": 3, "fold": 3}, "fold 3 of 3 folds"),
     ],
 )

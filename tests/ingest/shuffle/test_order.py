@@ -216,7 +216,7 @@ def test_a_window_of_shards_holds_whole_shards_and_mixes_fully_inside() -> None:
 
 
 def test_shards_that_are_not_the_split_are_refused() -> None:
-    with pytest.raises(ValueError, match="no split of 1000 rows"):
+    with pytest.raises(ValueError, match="the shards have 30 rows, the split 1000"):
         Order(mode="windowed", rows=1000, window_rows=10, shards=(10, 20))
 
 
