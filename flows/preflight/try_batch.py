@@ -219,9 +219,9 @@ def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
     """Describe the weights of `train.start_from` that the model takes; None if the framework does not expose its weights."""
     if tried.weights is None:
         return None
-    from penstock.training.checkpoint.matching import read_weights, told_of_matching  # most do without
+    from penstock.training.checkpoint.matching import describe_matching, read_weights  # most do without
 
-    return told_of_matching(tried.weights, read_weights(start.read()), start.name)
+    return describe_matching(tried.weights, read_weights(start.read()), start.name)
 
 
 def _try_batch(framework: str, *arguments: Any) -> TriedBatch:

@@ -24,9 +24,15 @@ from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal
 from penstock.training.checkpoint.manifest import VERSION, Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
-from penstock.training.checkpoint.state_files import torch_snapshot, training_file, training_of, weights_of
+from penstock.training.checkpoint.state_files import (
+    NamedTensors,
+    torch_snapshot,
+    training_file,
+    training_of,
+    weights_digest,
+    weights_of,
+)
 from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
-from penstock.training.checkpoint.weights import NamedTensors, weights_digest
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import CheckpointCommitted, Event, Point, Warned
 from penstock.training.spec import BestSpec
@@ -49,7 +55,7 @@ def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float 
     return torch_snapshot(facts, model, training_file(training, torch.get_rng_state().expand(2, -1)))
 
 
-def test_a_model_of_one_file_of_any_kind_can_be_saved(storage: Storage) -> None:
+def test_model_of_one_file_is_saved(storage: Storage) -> None:
     store, model = CheckpointStore(storage), b"1.5 2.5"
     facts = CheckpointFacts(step=3, epoch=1, position=0, world_size=1)
     store.write(Snapshot(facts, {"weights.txt": SavedBytes(model)}, lambda: bytes_digest(model)))
@@ -70,12 +76,12 @@ def newest(store: CheckpointStore) -> Checkpoint:
     return checkpoint
 
 
-def test_an_empty_run_has_no_checkpoint(storage: Storage) -> None:
+def test_empty_run_has_no_checkpoint(storage: Storage) -> None:
     assert CheckpointStore(storage).newest_valid() == (None, [])
     assert CheckpointStore(storage).best() is None
 
 
-def test_what_was_written_is_read_back(storage: Storage) -> None:
+def test_written_checkpoint_is_read_back(storage: Storage) -> None:
     store = CheckpointStore(storage)
     written = store.write(snapshot(7, metrics={"val/loss": 0.25, "train/loss": None}))
     read = newest(CheckpointStore(storage))
@@ -91,7 +97,7 @@ def test_what_was_written_is_read_back(storage: Storage) -> None:
     assert store.get(read.name).manifest == read.manifest
 
 
-def test_files_without_a_manifest_do_not_count_and_are_no_loss(storage: Storage) -> None:
+def test_files_without_manifest_do_not_count(storage: Storage) -> None:
     store = CheckpointStore(storage)
     first = store.write(snapshot(1))
 
@@ -107,7 +113,7 @@ def test_files_without_a_manifest_do_not_count_and_are_no_loss(storage: Storage)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "manifest.json"])
-def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(storage: Storage, file: str) -> None:
+def test_torn_checkpoint_is_skipped_with_a_warning(storage: Storage, file: str) -> None:
     store = CheckpointStore(storage)
     first = store.write(snapshot(100))
     torn = store.write(snapshot(140))
@@ -144,7 +150,7 @@ def test_a_missing_file_is_noticed(storage: Storage) -> None:
     assert "training.safetensors is missing" in warnings[0]
 
 
-def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(storage: Storage) -> None:
+def test_run_without_valid_checkpoint_is_refused(storage: Storage) -> None:
     store = CheckpointStore(storage)
     for step in (1, 2):
         storage.delete(f"checkpoints/{store.write(snapshot(step)).name}/model.safetensors")
@@ -157,7 +163,7 @@ def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(stora
     ("version", "next_step"),
     [(3, "start over with `penstock run FILE --fresh`"), (VERSION + 1, "run with the penstock that wrote it, or start over")],
 )
-def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int, next_step: str) -> None:
+def test_other_manifest_version_is_refused(storage: Storage, version: int, next_step: str) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     other = store.write(snapshot(2))
@@ -169,7 +175,7 @@ def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int
     assert len(storage.list("checkpoints")) == 2
 
 
-def test_the_newest_and_the_best_are_kept_and_of_equally_good_ones_the_later(storage: Storage) -> None:
+def test_newest_and_best_are_kept_later_of_equals(storage: Storage) -> None:
     store = CheckpointStore(storage, keep=2, best=BestSpec(metric="val/accuracy", mode="max"))
     for step, accuracy in enumerate([0.5, 0.9, 0.9, 0.7, None, 0.6], start=1):
         store.write(snapshot(step, metrics={"val/accuracy": accuracy}))
@@ -180,14 +186,14 @@ def test_the_newest_and_the_best_are_kept_and_of_equally_good_ones_the_later(sto
     assert len(storage.list("checkpoints")) == 3
 
 
-def test_a_checkpoint_without_the_metric_is_never_the_best(storage: Storage) -> None:
+def test_checkpoint_without_metric_is_never_best(storage: Storage) -> None:
     store = CheckpointStore(storage, keep=1, best=BestSpec(metric="val/loss"))
     store.write(snapshot(1, metrics={"train/loss": 0.0}))
     store.write(snapshot(2, metrics={"val/loss": None}))
     assert store.best() is None
 
 
-def test_a_step_written_again_leaves_the_older_one_whole(storage: Storage) -> None:
+def test_repeated_step_keeps_the_older_checkpoint(storage: Storage) -> None:
     store = CheckpointStore(storage)
     first = store.write(snapshot(5, value=1.0))
     time.sleep(0.002)  # manifests carry milliseconds
@@ -201,14 +207,14 @@ def test_a_step_written_again_leaves_the_older_one_whole(storage: Storage) -> No
     assert [checkpoint.name for checkpoint in store.committed()] == [first.name]
 
 
-def test_an_unknown_name_is_refused_with_those_that_exist(storage: Storage) -> None:
+def test_unknown_checkpoint_is_refused_with_known_ones(storage: Storage) -> None:
     store = CheckpointStore(storage)
     known = store.write(snapshot(1))
     with pytest.raises(CheckpointError, match=known.name):
         store.get("step-0000000009-abcdef")
 
 
-def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
+def test_refusing_disk_is_a_checkpoint_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder must be")
     store = CheckpointStore(Storage(str(tmp_path)))
     with pytest.raises(CheckpointError, match="cannot write checkpoint") as told:
@@ -218,7 +224,7 @@ def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
     assert store.write(snapshot(2)).name == newest(store).name
 
 
-def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: Path) -> None:
+def test_file_in_place_of_checkpoints_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("somebody put it here")
     with pytest.raises(CheckpointError, match="checkpoints is a file") as told:
         CheckpointStore(Storage(str(tmp_path))).newest_valid()
@@ -256,7 +262,7 @@ while True:
 
 
 @pytest.mark.drill
-def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(5)
     store = CheckpointStore(Storage(str(tmp_path)), keep=2)
     reached = 0
@@ -277,7 +283,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
             reached = found.manifest.step
 
 
-def test_a_checkpoint_that_is_gone_is_no_good_one(storage: Storage) -> None:
+def test_missing_checkpoint_is_a_problem(storage: Storage) -> None:
     store = CheckpointStore(storage)
     name = store.write(snapshot(7)).name
     assert store.problem(name) is None
@@ -285,9 +291,7 @@ def test_a_checkpoint_that_is_gone_is_no_good_one(storage: Storage) -> None:
     assert store.problem(name) == "manifest.json is missing"
 
 
-def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_on_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 1000
 
@@ -301,7 +305,7 @@ def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
     assert not any((tmp_path / "checkpoints").iterdir())
 
 
-def test_the_writer_seals_points_keeps_the_newest_and_tells_of_each(storage: Storage) -> None:
+def test_writer_seals_points_prunes_and_posts_events(storage: Storage) -> None:
     points = [Point(1000 + step, step, {"train/loss": 1 / step}) for step in (1, 2)]
     news: list[Event] = []
     store = CheckpointStore(storage, keep=2)
@@ -315,9 +319,7 @@ def test_the_writer_seals_points_keeps_the_newest_and_tells_of_each(storage: Sto
     assert [event.step for event in news if isinstance(event, CheckpointCommitted)] == [1, 2, 3]
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_said_once_and_deleted_later(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undeletable_checkpoint_warns_once_and_goes_later(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     news: list[Event] = []
     store = CheckpointStore(storage, keep=1)
     refusals = iter(["503", "503"])
@@ -339,7 +341,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_said_once_and_deleted_later
     assert warned == "an old checkpoint cannot be deleted (503); each later one tries it again"
 
 
-def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:
+def test_nan_weights_are_not_written(storage: Storage) -> None:
     store = CheckpointStore(storage)
     bad = torch.tensor([1.0, math.nan])
     for tensor in (bad, bad.to(torch.float8_e4m3fn)):
@@ -352,7 +354,7 @@ def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:
     assert storage.list("checkpoints") == [] and read_journal(storage, 1) == []
 
 
-def test_a_rank_0_that_was_replaced_commits_nothing_and_what_arrives_late_is_not_taken(storage: Storage) -> None:
+def test_replaced_rank_0_commits_nothing_and_late_write_is_ignored(storage: Storage) -> None:
     old, new = CheckpointStore(storage, keep=1), CheckpointStore(storage)
     old.take_over(Writer(1))
     common = old.write(snapshot(1))
@@ -379,7 +381,7 @@ def test_a_rank_0_that_was_replaced_commits_nothing_and_what_arrives_late_is_not
     assert newest(third).name == mine.name
 
 
-def test_the_segments_of_a_rank_0_that_was_replaced_touch_none_of_the_newer_one(storage: Storage) -> None:
+def test_replaced_rank_0_keeps_newer_segments(storage: Storage) -> None:
     for writer, value in ((Writer(1, 1), 1.0), (Writer(1), 0.0)):  # the older one comes back and seals the same step
         journal = JournalWriter(storage, writer)
         journal.add(Point(1004, 4, {"train/loss": value}))

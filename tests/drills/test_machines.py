@@ -189,7 +189,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(machines, server)
 
 
-def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm: dict[str, Any]) -> None:
+def test_network_and_power_cuts_are_reported_and_change_no_bit(site: Site, calm: dict[str, Any]) -> None:
     machines = site.machines
     site.worker(2)
     site.worker(3)
@@ -256,7 +256,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     assert not {each for each in late & counted if int(each.split("-")[1]) > continued}
 
 
-def test_machines_score_rows_and_one_that_loses_power_loses_none(site: Site, calm: dict[str, Any], calm_file: Path) -> None:
+def test_scoring_survives_a_machine_without_power(site: Site, calm: dict[str, Any], calm_file: Path) -> None:
     machines, bucket, project = site.machines, Storage("s3://scores"), site.machines.folder / f"disk{HEAD}" / "calm"
     shutil.copytree(calm_file.parent, project)
     url_to_fs("s3://scores")[0].mkdir("scores")
@@ -289,7 +289,7 @@ def test_machines_score_rows_and_one_that_loses_power_loses_none(site: Site, cal
     assert Counter(scored) == dict.fromkeys(files, pq.read_metadata(part).num_rows)
 
 
-def test_a_machine_without_keys_is_named(site: Site) -> None:
+def test_machine_without_keys_is_named(site: Site) -> None:
     site.worker(6, cpus=2, without="AWS_")
     command = Project(site, "keys").command("check")
     command.finish(3)

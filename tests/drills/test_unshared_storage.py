@@ -143,7 +143,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield Machines(file, environment, join([file.parent / ".penstock", file.parent / "rows"]), join)
 
 
-def test_a_node_that_sees_neither_storage_nor_rows_is_named_and_nothing_is_spent(machines: Machines) -> None:
+def test_node_without_storage_and_rows_is_refused_before_work(machines: Machines) -> None:
     file, state = machines.file, machines.file.parent / ".penstock"
     words = ["run", str(file), "--set", "data.train=rows/", "--json"]
     found, advice = refusal(Command(*words, environment=machines.environment))
@@ -158,9 +158,7 @@ def test_a_node_that_sees_neither_storage_nor_rows_is_named_and_nothing_is_spent
     assert [(finding["name"], finding["status"]) for finding in nodes] == [("Ray node node2 (127.0.0.1)", "fail")]
 
 
-def test_a_folder_that_both_see_trains_the_weights_of_an_embedded_run(
-    machines: Machines, tmp_path: Path, calm: dict[str, Any]
-) -> None:
+def test_shared_folder_trains_the_weights_of_an_embedded_run(machines: Machines, tmp_path: Path, calm: dict[str, Any]) -> None:
     # A worker on each of them.
     words = [str(machines.file), "--set", f"storage={tmp_path / 'shared'}", "--set", "train.cpus_per_worker=1", "--json"]
     trained = Command("run", *words, environment=machines.environment).finish(timeout_s=800)
@@ -168,7 +166,7 @@ def test_a_folder_that_both_see_trains_the_weights_of_an_embedded_run(
     assert trained["exactness"] == "bit-exact"
 
 
-def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path) -> None:
+def test_silent_node_is_named(machines: Machines, tmp_path: Path) -> None:
     raylets = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet"]
     (silent,) = [raylet for raylet in raylets if machines.second.pid in {parent.pid for parent in raylet.parents()}]
     silent.suspend()
@@ -180,7 +178,7 @@ def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path
     assert found == ["node2 (127.0.0.1): has not answered within 45 s"]
 
 
-def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(machines: Machines, tmp_path: Path) -> None:
+def test_late_node_without_storage_is_named(machines: Machines, tmp_path: Path) -> None:
     end(machines.second)
     storage = tmp_path / "storage"
     storage.mkdir()
@@ -192,5 +190,5 @@ def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(machines: 
     end(asked)
     machines.join([storage], cpus=2)
     running.finish(3)
-    assert "node2, a node that joined the Ray cluster after its nodes were asked, does not see" in running.said
+    assert "node2, a node that joined the Ray cluster after its nodes were checked, does not see" in running.said
     assert f"{storage}/runs/" in running.said

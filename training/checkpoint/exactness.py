@@ -1,4 +1,4 @@
-"""Will a continued run give the bits of an uninterrupted one? Compares what a checkpoint was made with to what is here now."""
+"""Will a continued run give the bits of an uninterrupted one? Compares environment and settings with the checkpoint's."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _DECISIVE = {
     "images": "Pillow",
     "nodes": "GPUs on each node",
 }
-"""The parts of the environment that floating-point results depend on, by the words a user reads."""
+"""Parts of the environment that floating-point results depend on, with their names in messages."""
 
 
 def environment_of(device: torch.device, schema: FeedSchema | None = None) -> dict[str, str]:
-    """Versions and hardware of this process that bits may depend on; `environment_of_all` makes a manifest's of them.
+    """Describe versions and hardware of this process that bits may depend on; see `environment_of_all`.
 
     Args:
-        schema: of the rows; None where no image is decoded in training.
+        schema: of the rows; None if training decodes no images.
     """
     decodes = schema is not None and any(column.encoded for column in schema.columns)
     is_gpu = device.type == "cuda"
@@ -80,15 +80,15 @@ def _text_of(path: str) -> str:
 
 
 def _cpu_model() -> str:
-    """The name of the CPU: the libraries of torch choose their kernels by its maker and kind."""
+    """Return the name of the CPU: torch's libraries choose kernels by its maker and model."""
     lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
     return next((value.strip() for name, _, value in lines if name.strip() == "model name"), "")
 
 
 def environment_of_all(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """One environment of all ranks': what differs is listed rank by rank, and `nodes` counts the GPUs that share a machine.
+    """Combine the environments of all ranks: differences are listed by rank, and `nodes` counts the GPUs of each machine.
 
-    NCCL adds up within a machine first. Gloo does not look where ranks are.
+    NCCL sums within a machine first; for Gloo the machine does not matter.
     """
     hosts = [f"{rank['host']} {rank['boot']}" for rank in ranks]
     together: dict[str, str] = {}
@@ -102,9 +102,9 @@ def environment_of_all(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """`bit-exact`, or `same-order: ` and what changed since the checkpoint was made.
+    """Return `bit-exact`, or `same-order: ` with the changes since the checkpoint.
 
-    A run that was continued under other conditions once stays `same-order`: its weights have left the uninterrupted run's path.
+    A run that was once continued under other conditions stays `same-order`: its weights differ from then on.
     """
     changes = []
     if facts.world_size != world_size:
@@ -155,7 +155,7 @@ def reporting_nondeterminism(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def check_identity(facts: CheckpointFacts, identity: Mapping[str, str], checkpoint: str) -> None:
-    """Refuse to continue on other data, in another order, or with other batches.
+    """Refuse to continue with other data, another order, or other batches.
 
     Raises:
         ResumeError: a value differs; all of them are listed.

@@ -1,12 +1,12 @@
-"""Whose checkpoints count? Those of the rank 0 that was started last; what an earlier one writes after that never does.
+"""Whose checkpoints count? Those of the rank 0 that was started last; later writes of an earlier one never do.
 
-A machine that was cut off may come back with a rank 0 that knows of nothing, and a write that it began before may arrive at the
-store minutes later. So a look before the write is not enough. Each rank 0 leaves a record before it reads or writes:
+A machine that was cut off may return with a rank 0 that was replaced meanwhile, and its earlier write may arrive at the store
+minutes later. So a check before the write is not enough. Each rank 0 writes a record before it reads or writes:
 
     writers/a2-r1.json    {"inherited": ["step-0000000400-7f3a91", ...]}
 
-with its attempt and restart in the name, and in it the checkpoints that were committed by then. A reader believes what the
-newest writer inherited and what it wrote itself; nothing else counts, whenever it arrives. A manifest names its writer.
+with its attempt and restart in the name, and in it the checkpoints that were committed by then. For a reader only those count
+that the newest writer inherited or wrote itself. A manifest names its writer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"^a(\d+)-r(\d+)\.json$")
 
 
 class Writer(NamedTuple):
-    """A rank 0. Later ones are greater; the ledger numbers attempts, the mailbox the restarts within one."""
+    """Identifies a rank 0. Later ones are greater; the ledger numbers attempts, the mailbox the restarts within one."""
 
     attempt: int
     restart: int = 0
@@ -36,7 +36,7 @@ class Writer(NamedTuple):
 
 
 class WriterRecord(Section):
-    """What was there when the writer began."""
+    """The checkpoints that counted when the writer began."""
 
     inherited: frozenset[str]
 
@@ -52,20 +52,20 @@ class Fence:
         self._storage = storage.child(FOLDER)
 
     def newest(self) -> tuple[Writer, WriterRecord] | None:
-        """The rank 0 that was started last, and its record; None while there was none."""
+        """Return the rank 0 that was started last, and its record; None before the first."""
         writer = self._newest()
         if writer is None:
             return None
         return writer, WriterRecord.model_validate_json(self._storage.read_bytes(f"{writer}.json"))
 
     def enter(self, writer: Writer, committed: frozenset[str]) -> WriterRecord:
-        """Let `writer` be the newest. What others commit from here on does not count.
+        """Make `writer` the newest. Later commits of others do not count.
 
         Args:
             committed: names of the checkpoints that count now.
 
         Raises:
-            LeaseHeldError: a later one is there.
+            LeaseHeldError: a later one was started.
         """
         self.check(writer)
         record = WriterRecord(inherited=committed)
@@ -78,7 +78,7 @@ class Fence:
         if newest is not None and newest > writer:
             raise LeaseHeldError(
                 f"this rank 0 (attempt {writer.attempt}, restart {writer.restart}) was replaced by another (attempt "
-                f"{newest.attempt}, restart {newest.restart}): what it writes would not count",
+                f"{newest.attempt}, restart {newest.restart}): its writes would not count",
                 next_step="nothing is lost: the newer one goes on",
             )
 

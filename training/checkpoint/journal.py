@@ -1,8 +1,8 @@
 """Which metric points survive a crash? Those sealed into the run's storage before the checkpoint they belong to.
 
 Points are kept in memory until the next checkpoint and written as one segment file just before its manifest is committed.
-Points after the last checkpoint need no disk: their steps are executed again. What a tracking server missed is replayed
-from here.
+Points after the last checkpoint need no disk: their steps are executed again. Points that a tracking server missed are
+replayed from here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JournalWriter:
         self._pending: list[Point] = []
 
     def add(self, point: Point) -> None:
-        """Remember a point until the next seal. Costs no I/O."""
+        """Keep a point in memory until the next seal."""
         self._pending.append(point)
 
     def seal(self, step: int) -> None:
@@ -64,13 +64,13 @@ class JournalWriter:
 def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1) -> list[Point]:
     """Read the sealed points with `after_step` < seal and step <= `up_to_step`, in order of step, each (step, name) once.
 
-    Where a step was executed more than once, the values sealed last count. What cannot be read of a segment is left out with a
-    warning that names it: a run must not end for want of a number on a chart.
+    If a step was executed more than once, the values sealed last count. The unreadable rest of a segment is left out with a
+    warning: a run must not end because a chart lacks a number.
 
     Args:
         run_storage: the run's storage.
         up_to_step: the step of the checkpoint that counts.
-        after_step: leave out segments sealed at or before this step, when the server is known to hold them.
+        after_step: leave out segments sealed at or before this step, which the server holds already.
     """
     segments = [s for s in _segments(run_storage) if s.step > after_step]
     seen: set[tuple[int, str]] = set()
@@ -109,7 +109,7 @@ def _read_segment(run_storage: Storage, path: str) -> list[Point]:
             points.append(Point(int(record["t"]), int(record["s"]), {str(k): float(v) for k, v in record["v"].items()}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning(
-            "%s is damaged after %d points (%s); the others of that stretch are lost to the tracking server",
+            "%s is damaged after %d points (%s); its other points will be missing on the tracking server",
             run_storage.uri(path),
             len(points),
             error,

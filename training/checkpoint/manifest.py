@@ -1,4 +1,4 @@
-"""What does a checkpoint say about itself?"""
+"""What does a checkpoint record about itself?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredFile(Section):
 
 
 class CheckpointFacts(Section):
-    """What a checkpoint says about itself, besides its files."""
+    """A checkpoint's record, without its files."""
 
     step: int
     epoch: int
@@ -44,13 +44,13 @@ class CheckpointFacts(Section):
     environment: dict[str, str] = Field(default_factory=dict)
     """Versions and hardware that bits depend on, of all ranks."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    """Measured on exactly these weights; None stands for a value that is not finite."""
+    """Measured on exactly these weights; None for a value that is not finite."""
     exactness: str = "bit-exact"
     """Whether these weights equal those of a run that was never interrupted, or why not."""
 
     @classmethod
     def at(cls, state: TrainState, **others: Any) -> CheckpointFacts:
-        """Facts of a training that is at `state`; `others` are the fields that this does not tell."""
+        """Make the facts of a training at `state`; `others` are the remaining fields."""
         return cls(step=state.step, epoch=state.epoch, position=state.position, **others)
 
 
@@ -81,5 +81,5 @@ class Checkpoint:
 
     @property
     def state(self) -> TrainState:
-        """Where training stood."""
+        """The position of training."""
         return TrainState(self.manifest.step, self.manifest.epoch, self.manifest.position)

@@ -1,4 +1,4 @@
-"""How do the weights that `train.start_from` names come into a model: which fit, which are new, and which are left?"""
+"""How are the weights that `train.start_from` names loaded into a model: which fit, which are new, and which are left?"""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
 from penstock.training.checkpoint.start_from import START
 
-__all__ = ["load_matching", "read_weights", "shapes_of", "start_weights", "told_of_matching"]
+__all__ = ["describe_matching", "load_matching", "read_weights", "shapes_of", "start_weights"]
 
 _SHOWN = 6
 
 
 def start_weights(run_storage: Storage) -> dict[str, Tensor]:
-    """The weights that were put into the run's storage.
+    """Read the weights from the run's storage.
 
     Raises:
-        CheckpointError: they cannot be read; nothing is unpickled but tensors.
+        CheckpointError: they cannot be read; only tensors are unpickled.
     """
     return read_weights(run_storage.read_bytes(START))
 
 
 def read_weights(content: bytes) -> dict[str, Tensor]:
-    """The weights that a file of `train.start_from` holds, on the CPU.
+    """Read the weights of a file of `train.start_from`, on the CPU.
 
     Raises:
         CheckpointError: as `start_weights`.
@@ -47,12 +47,12 @@ def read_weights(content: bytes) -> dict[str, Tensor]:
         ) from error
 
 
-def told_of_matching(own: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], name: str) -> str:
-    """What of the weights fits by name and shape, what is new in the model, and what is left.
+def describe_matching(own: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], name: str) -> str:
+    """Describe which weights fit by name and shape, which are new in the model, and which are left.
 
     Args:
-        own: name -> shape of the model's.
-        name: as `train.start_from` has it.
+        own: name -> shape, of the model.
+        name: as in `train.start_from`.
 
     Raises:
         TrainingError: nothing fits.
@@ -65,26 +65,26 @@ def told_of_matching(own: Mapping[str, Sequence[int]], weights: Mapping[str, Ten
             problems=[f"there: {_few(shapes_of(weights))}", f"in the model: {_few(own)}"],
             next_step="name weights of the same names and shapes, or rename them in the file",
         )
-    told = [f"{len(fits)} of {len(own)} weights are those of {name}"]
-    told += [f"new: {', '.join(new[:_SHOWN])}{_more(new)}"] if new else []
-    told += [f"left: {', '.join(left[:_SHOWN])}{_more(left)}"] if left else []
-    return "; ".join(told)
+    parts = [f"{len(fits)} of {len(own)} weights are those of {name}"]
+    parts += [f"new: {', '.join(new[:_SHOWN])}{_more(new)}"] if new else []
+    parts += [f"left: {', '.join(left[:_SHOWN])}{_more(left)}"] if left else []
+    return "; ".join(parts)
 
 
 def shapes_of(weights: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Name -> shape, of a model's state or of a file's weights."""
+    """Return name -> shape, of a model's state or a file's weights."""
     return {name: list(value.shape) for name, value in weights.items() if isinstance(value, Tensor)}
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> str:
-    """Copy into the model what fits by name and shape. Returns and raises as `told_of_matching`."""
+    """Copy the weights that fit by name and shape into the model. Returns and raises as `describe_matching`."""
     own = model.state_dict()
-    told = told_of_matching(shapes_of(own), weights, name)
+    description = describe_matching(shapes_of(own), weights, name)
     with torch.no_grad():
         for key, value in weights.items():
             if isinstance(own.get(key), Tensor) and own[key].shape == value.shape:
                 own[key].copy_(value)
-    return told
+    return description
 
 
 def _few(shapes: Mapping[str, Sequence[int]]) -> str:

@@ -1,4 +1,4 @@
-"""What came of an attempt at training? Read from the checkpoints on storage, whatever trained."""
+"""How is the outcome of an attempt read from the checkpoints on storage?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["job_checkpoints", "outcome_of"]
 
 
 def job_checkpoints(job: TrainJob) -> CheckpointStore:
-    """The checkpoints of the run that `job` belongs to."""
+    """Return the checkpoints of the run that `job` belongs to."""
     return CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
 
 
@@ -28,10 +28,10 @@ def outcome_of(
     """Describe an attempt by its newest and its best checkpoint. Runs in the driver.
 
     Args:
-        exactness: of the weights; None takes what the newest checkpoint says of itself.
+        exactness: of the weights; None takes the one that the newest checkpoint records.
         resumed_from_step: of the checkpoint that the attempt began with.
-        restarts: worker groups that died and were started again.
-        warnings: what was warned of.
+        restarts: number of worker groups that died and were started again.
+        warnings: of the attempt.
     """
     store = job_checkpoints(job)
     newest, best = next(iter(store.committed()), None), store.best()

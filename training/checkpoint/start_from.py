@@ -1,4 +1,4 @@
-"""Which weights does a training begin with, if not with fresh ones? Those of a file, an earlier run, or a registered model."""
+"""Which weights does a training with `train.start_from` begin with: those of a file, a run, or a registered model?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ START = "start_from"
 
 @dataclass(frozen=True)
 class StartWeights:
-    """What `train.start_from` names."""
+    """The weights that `train.start_from` names."""
 
     name: str
-    """As it is written, or `models:/name/3` where an alias is."""
+    """As written, with an alias replaced by its version (`models:/name/3`)."""
     find_digest: Callable[[], str]
     read: Callable[[], bytes]
     """Fetches the file."""
@@ -36,20 +36,20 @@ class StartWeights:
 
 
 def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
-    """Look up the file or run that `train.start_from` names; nothing is read.
+    """Look up the file or run that `train.start_from` names, without reading it.
 
     Args:
         name: a file (`.safetensors`, `.pt`, `.pth`) relative to `base_dir`, or `run:<run>` of `storage`.
 
     Raises:
-        SpecError: there is no such thing.
+        SpecError: it is not there.
     """
     if name.startswith("run:"):
         store = CheckpointStore(storage.child(f"runs/{name.removeprefix('run:')}"))
         newest = next(iter(store.committed()), None)
         if newest is None or MODEL not in newest.manifest.files:
             raise SpecError(
-                f"train.start_from: {name!r} is no run with a torch model in {storage.uri('')}",
+                f"train.start_from: {name!r} is not a run with a torch model in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
                 "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
@@ -57,7 +57,7 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
     file = base_dir / name
     if not file.is_file() or file.suffix not in (".safetensors", ".pt", ".pth"):
         raise SpecError(
-            f"train.start_from: {name!r} is no file of weights in {base_dir}",
+            f"train.start_from: {name!r} is not a file of weights in {base_dir}",
             next_step="name a .safetensors, .pt or .pth file, run:<run>, or a registered model as models:/NAME@ALIAS",
         )
     return StartWeights(name, partial(file_digest, file), file.read_bytes)

@@ -1,7 +1,7 @@
-"""What lies in the files of a torch checkpoint, and how does it become tensors again?
+"""What do the two files of a torch checkpoint contain, and how are weights digested?
 
-Both are safetensors files. That of the weights holds them by name. That of the training state holds blocks of bytes: `training`
-and `tree`, what training/checkpoint/packed.py makes of it, and `ranks`, the random generators as training/rng.py captures them.
+Both are safetensors files. One holds the weights by name. The other holds blocks of bytes: `training` and `tree`, as packed.py
+makes them of the training state, and `ranks`, the random generators as training/rng.py captures them.
 """
 
 from __future__ import annotations
@@ -9,31 +9,80 @@ from __future__ import annotations
 import functools
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from penstock.digest import arrays_digest
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL, CheckpointFacts
 from penstock.training.checkpoint.packed import unpack
 from penstock.training.checkpoint.store import Snapshot
-from penstock.training.checkpoint.weights import NamedTensors
 from penstock.training.not_a_number import check_weights
 
-__all__ = ["TRAINING", "torch_snapshot", "training_file", "training_of", "weights_of"]
+__all__ = [
+    "TRAINING",
+    "NamedTensors",
+    "tensors_of",
+    "torch_snapshot",
+    "training_file",
+    "training_of",
+    "weights_digest",
+    "weights_of",
+]
 
 
 TRAINING = "training.safetensors"
 """Optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators."""
 
 
+def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the tensors of a state_dict, without the extra state of some modules."""
+    return {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+
+
+def weights_digest(state_dict: Mapping[str, object]) -> str:
+    """Digest names, dtypes, shapes and bytes of a state_dict (32 hex characters), whatever the device and memory layout."""
+    return arrays_digest(_arrays(tensors_of(state_dict)))
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str, list[int], bytes | memoryview]]:
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        # As bytes, because numpy has no bfloat16 and a comparison of floats takes -0.0 and 0.0 for equal.
+        content = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
+        yield name, str(value.dtype).removeprefix("torch."), list(value.shape), content
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """Contiguous tensors on the CPU, the content of one file."""
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors together."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file."""
+        safetensors.torch.save_file(dict(self.tensors), path)
+
+    def digest(self) -> str:
+        """Return the `weights_digest`."""
+        return weights_digest(self.tensors)
+
+
 def torch_snapshot(
     facts: CheckpointFacts, weights: Mapping[str, Tensor], training: NamedTensors, *, refuses_nan: bool = False
 ) -> Snapshot:
-    """What a checkpoint is written from: weights on the CPU, and what `training_file` makes.
+    """Make the snapshot of weights on the CPU and the file of `training_file`.
 
     Raises:
         TrainingError: with `refuses_nan`, a weight is not a number.
@@ -45,7 +94,7 @@ def torch_snapshot(
 
 
 def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
-    """What the training state's file holds.
+    """Make the file of the training state.
 
     Args:
         training: optimizer, scheduler, gradient scaler and extra state, packed.
@@ -56,12 +105,12 @@ def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
 
 
 def weights_of(files: Storage) -> dict[str, Tensor]:
-    """The weights of a checkpoint's files, on the CPU."""
+    """Read the weights of a checkpoint, on the CPU."""
     return safetensors.torch.load(files.read_bytes(MODEL))
 
 
 def training_of(files: Storage) -> dict[str, Any]:
-    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
+    """Read optimizer, scheduler and scaler state, and `ranks`, each rank's random generators: uint8[ranks, n], on the CPU."""
     blocks = safetensors.torch.load(files.read_bytes(TRAINING))
     tree = torch.load(io.BytesIO(blocks["tree"].numpy().tobytes()), map_location="cpu", weights_only=True)
     return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
@@ -69,7 +118,7 @@ def training_of(files: Storage) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _saved(pickled: bytes) -> Tensor:
-    """What torch.save makes of it: often the same as before, and it takes fifty times as long.
+    """Return the bytes of torch.save, cached: they are often the same, and saving takes fifty times as long.
 
     Args:
         pickled: by this process, a moment ago, as a key for the cache. Nothing that was stored is ever unpickled.

@@ -1,15 +1,15 @@
-"""What is a checkpoint on storage, when does it count, and which one does a run continue from?
+"""How is a checkpoint stored, when does it count, and which one does a run continue from?
 
     checkpoints/step-0000000400-7f3a91/
-        model.safetensors     what the framework saves, under names of its own: these two are torch's
+        model.safetensors     the framework's files under its own names: these two are torch's
         training.safetensors
         manifest.json         written last: sizes and hashes of the others; without it the folder does not count
 
-state_files.py beside this says what lies in torch's two. Nothing here loads torch: commands that only look do without it.
+state_files.py describes the content of torch's two. Nothing here loads torch: commands that only read do without it.
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
-the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint; what it still commits
-does not count (fence.py). Source: the manifest as the commit point follows OLMo-core's `.metadata` file.
+the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint; its later commits
+do not count (fence.py). Source: the manifest as the commit point follows OLMo-core's `.metadata` file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FOLDER = "checkpoints"
 _NEARLY_FULL_BYTES = 16 << 20
 
 _OWN_FILES = {MANIFEST, "model.json"}
-"""The second lies beside a framework's files in a model registry."""
+"""The second is stored with a framework's files in a model registry."""
 
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
 
@@ -61,7 +61,7 @@ class SavedFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: a full disk is recognised by it."""
+        """About the size of the file, to recognize a full disk."""
 
     def save(self, path: Path) -> None:
         """Write the file. Any exception ends the write of the checkpoint."""
@@ -85,11 +85,11 @@ class SavedBytes:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is written from: copies, so that training goes on meanwhile.
+    """The content of a checkpoint as copies, so that training goes on meanwhile.
 
     Attributes:
         files: name to content; `manifest.json` and `model.json` are penstock's own names.
-        weights_digest: gives 32 hex characters that are equal for equal weights, such as `penstock.digest.bytes_digest` of
+        weights_digest: returns 32 hex characters that are equal for equal weights, such as `penstock.digest.bytes_digest` of
             their bytes. Called once, when the files are written.
     """
 
@@ -102,9 +102,9 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        storage: rooted at the run; checkpoints lie in `checkpoints/` below it.
-        keep: how many of the newest `prune` leaves.
-        best: by which metric one more is kept.
+        storage: rooted at the run; checkpoints are in `checkpoints/` below it.
+        keep: number of the newest checkpoints that `prune` keeps.
+        best: the metric by which one more is kept.
     """
 
     def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None) -> None:
@@ -112,12 +112,12 @@ class CheckpointStore:
         self._fence = Fence(storage)
         self._record: WriterRecord | None = None
         self.writer = Writer(0)
-        """Who writes; see `take_over`."""
+        """See `take_over`."""
         self._keep = keep
         self._best = best
 
     def take_over(self, writer: Writer) -> None:
-        """Be the one that writes from now on; what earlier writers commit after this does not count. Rank 0, before it reads.
+        """Become the writer: later commits of earlier writers do not count. Rank 0 calls it before it reads.
 
         Raises:
             LeaseHeldError: a later writer has taken over already; `write`, `prune` and `clean` raise it too.
@@ -134,7 +134,7 @@ class CheckpointStore:
         """Write and commit a checkpoint; it counts from the moment this returns.
 
         Args:
-            snapshot: what to write.
+            snapshot: the content.
             before_commit: called when all files are durable and the manifest is not there yet.
 
         Raises:
@@ -161,18 +161,18 @@ class CheckpointStore:
                 self.check_not_replaced()
                 before_commit()
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
-        except Exception:  # whatever failed, and it is raised again
+        except Exception:  # raised again
             with contextlib.suppress(Exception):
-                folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
+                folder.delete("")  # it is useless, and may fill the disk
             raise
         return Checkpoint(name, manifest, folder)
 
     def committed(self) -> list[Checkpoint]:
-        """Every checkpoint that counts and has a readable manifest, newest first. Files are not looked at."""
+        """Return every checkpoint that counts and has a readable manifest, newest first. Files are not checked."""
         return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
 
     def get(self, name: str) -> Checkpoint:
-        """The committed checkpoint `name`.
+        """Return the committed checkpoint `name`.
 
         Raises:
             CheckpointError: it is not there, or its manifest cannot be read.
@@ -184,10 +184,10 @@ class CheckpointStore:
         raise CheckpointError(f"checkpoint {self._storage.uri(name)}: {found}", next_step=f"use one of {known or 'none'}")
 
     def problem(self, name: str, *, deep: bool = True) -> str | None:
-        """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted.
+        """Check a checkpoint down to the hash of every file; return what is wrong, or None.
 
         Args:
-            deep: without it, files are only known to be there with their sizes.
+            deep: without it, only the presence and size of files are checked.
         """
         found = self._read_manifest(name)
         return _damage(found, deep) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
@@ -198,7 +198,7 @@ class CheckpointStore:
         """The newest checkpoint whose files match its manifest, and a warning for each newer one that is not used.
 
         Args:
-            avoid: why a run had better not continue from one, or None. It does where there is no other.
+            avoid: returns why a run should not continue from a checkpoint if there is another, or None.
 
         Returns (None, []) for a run without checkpoints.
 
@@ -229,14 +229,14 @@ class CheckpointStore:
         return None, []
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best value of the configured metric, the latest of equals; None without one.
+        """Return the checkpoint with the best value of the configured metric, the latest of equals; None without one.
 
-        Small validation splits give the same value to many: what learned longer is then the better guess.
+        Small validation splits give the same value to many: the one that learned longer is the better guess.
         """
         return _best(self.committed(), self._best)
 
     def prune(self) -> list[str]:
-        """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
+        """Delete all but the newest ones and the best one; return the deleted names. A kill half-way does no harm."""
         self.check_not_replaced()
         committed = self.committed()
         kept = {checkpoint.name for checkpoint in committed[: self._keep]}
@@ -249,7 +249,7 @@ class CheckpointStore:
         return dropped
 
     def clean(self, newest: Checkpoint | None) -> None:
-        """Remove what no run can use: folders without a manifest, what does not count, damaged checkpoints newer than `newest`.
+        """Remove folders without a manifest, checkpoints that do not count, and damaged ones newer than `newest`.
 
         Rank 0 calls it before the first write of a worker group.
         """
@@ -268,9 +268,9 @@ class CheckpointStore:
         self._storage.delete(name)
 
     def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
-        """(name, checkpoint or what is wrong with its manifest) of every folder that counts.
+        """Return (name, checkpoint or the problem of its manifest) of every folder that counts.
 
-        A folder without a manifest was never committed: nothing was promised, so nothing is lost with it.
+        A folder without a manifest was never committed, so nothing is lost with it.
         """
         read = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
         counts = self._counting()
@@ -283,7 +283,7 @@ class CheckpointStore:
         return sorted(found, key=age, reverse=True)
 
     def _counting(self) -> Callable[[Checkpoint | str, str], bool]:
-        """Whether a checkpoint counts: the newest writer wrote it, or found it. One that cannot be read is not judged here."""
+        """Make the test whether a checkpoint counts: the newest writer wrote or inherited it. An unreadable one passes."""
         newest = (self.writer, self._record) if self._record is not None else self._fence.newest()
         if newest is None:
             return lambda item, name: True
@@ -299,7 +299,7 @@ class CheckpointStore:
         return [name for name in self._storage.list() if _NAME.match(name)]
 
     def _read_manifest(self, name: str) -> Checkpoint | str | None:
-        """The checkpoint, or why its manifest cannot be used, or None where there is no manifest."""
+        """Return the checkpoint, or why its manifest cannot be used, or None without a manifest."""
         folder = self._storage.child(name)
         try:
             content = folder.read_bytes(MANIFEST)
@@ -310,7 +310,7 @@ class CheckpointStore:
         try:
             data = json.loads(content)
         except ValueError as error:
-            return f"{MANIFEST} is no JSON ({error})"
+            return f"{MANIFEST} is not JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
         if isinstance(version, int) and version != VERSION:
             fresh = "start over with `penstock run FILE --fresh`"
@@ -327,7 +327,7 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
-    """Tell a user what failed. `size_bytes`: about how much is written in the block."""
+    """Turn any error of the block into a CheckpointError. `size_bytes`: about the size of the write."""
     try:
         yield
     except PenstockError:
@@ -351,7 +351,7 @@ def _put(folder: Storage, file: str, content: SavedFile) -> StoredFile:
 
 @contextlib.contextmanager
 def _place(folder: Storage, file: str) -> Iterator[Path]:
-    """Where a file is made. On a local disk at its own place: until its folder has a manifest, it is not read."""
+    """Give the path for a new file. On a local disk the final one: without a manifest the folder is not read."""
     if folder.is_local:
         folder.local_path().mkdir(parents=True, exist_ok=True)
         yield folder.local_path(file)
@@ -377,9 +377,9 @@ def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
 
 
 def _full_disk(folder: Storage, size_bytes: int) -> str:
-    """That the disk is full, if it is: what torch says of it names offsets in a file.
+    """Describe a full disk, empty if it is not: torch's own error names offsets in a file.
 
-    What did not fit may be gone by now, so free space is compared with what was to be written.
+    The partial file may be deleted by now, so free space is compared with the size of the write.
     """
     if not folder.is_local or not folder.local_path().exists():
         return ""

@@ -14,14 +14,14 @@ __all__ = ["CheckpointWriter"]
 
 
 class CheckpointWriter:
-    """Writes and commits checkpoints, and tells of each. Called from the training thread of rank 0.
+    """Writes and commits checkpoints, and posts an event for each. Called from the training thread of rank 0.
 
-    What a write raises is raised by the next call, because training that cannot save itself must stop and not merely complain.
+    The next call raises the error of a write: training that cannot save itself must stop.
 
     Args:
-        store: where to.
-        journal: where metric points are sealed.
-        post: takes the news.
+        store: gets the checkpoints.
+        journal: gets the metric points.
+        post: takes events.
     """
 
     def __init__(self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None]) -> None:
@@ -35,20 +35,20 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written."""
+        """Whether a checkpoint is being written."""
         return self._running is not None and not self._running.done()
 
     def submit(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> None:
-        """Start writing; waits for the one before. Who waits before copying holds at most one copy of the model.
+        """Wait for the write before, then start writing. A caller that waits before it copies holds one copy of the model.
 
         Args:
-            completed: gives what to write; called in the background, as it waits for copies and for what others still send.
+            completed: returns the snapshot; called in the background, as it waits for copies and for other ranks.
             points: the metric points up to the snapshot's step that no earlier checkpoint sealed.
 
         Raises:
-            CheckpointError: the one before failed.
-            TrainingError, RuntimeError: what `completed` of the one before raised, as it was: a weight that is not a number,
-                or a rank that was lost before it had sent its part.
+            CheckpointError: the write before failed.
+            TrainingError, RuntimeError: `completed` of the write before raised it: a weight is not a number, or a rank was lost
+                before it had sent its part.
         """
         self.wait()
         self._running = self._executor.submit(self._write, completed, points)
@@ -59,22 +59,22 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> str | None:
-        """Wait until nothing is being written; the name of the last checkpoint."""
+        """Wait for the write in progress; return the name of the last checkpoint."""
         if self._running is not None:
             running, self._running = self._running, None
             self._last = running.result()
         return self._last
 
     def close(self) -> None:
-        """End the thread, after the checkpoint in hand. Never raises: the caller has its own error to report by now."""
+        """End the thread after the write in progress. Never raises: the caller may have an error of its own."""
         self._executor.shutdown(wait=True)
 
     def _write(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> str:
-        snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
+        snapshot = completed()  # its errors stay as they are: they are not the storage's
         step = snapshot.facts.step
 
         def seal() -> None:
-            # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
+            # Before the commit: else the points of a checkpoint could be lost for ever.
             for point in points:
                 self._journal.add(point)
             self._journal.seal(step)

@@ -16,11 +16,11 @@ __all__ = ["Courier", "MailboxClient", "sending_prints"]
 
 
 PUT_INTERVAL_S = 0.5
-"""How often rank 0 delivers events and learns about a stop."""
+"""Time between two deliveries of rank 0, each of which returns whether to stop."""
 
 
 class MailboxClient(Protocol):
-    """What a rank needs to reach the driver; tests give a list."""
+    """Delivers the events of a rank to the driver; tests use a list."""
 
     def put(self, events: list[Event]) -> bool:
         """Deliver events; True when training should stop."""
@@ -30,9 +30,9 @@ class Courier:
     """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network.
 
     Args:
-        client: how rank 0 reaches the driver.
-        interval_s: between two deliveries.
-        sampler: its samples travel along.
+        client: reaches the driver.
+        interval_s: time between two deliveries.
+        sampler: its samples are delivered, too.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Courier:
             self._events.append(event)
 
     def close(self) -> None:
-        """Deliver what is left and end the thread."""
+        """Deliver the remaining events and end the thread."""
         self._closing.set()
         self._thread.join()
 
@@ -74,10 +74,10 @@ class Courier:
         try:
             if self._client.put(events):
                 self.stop_requested.set()
-        except Exception as error:  # of whatever class: without this thread a stop would never be heard of again
+        except Exception as error:  # of any class: without this thread no stop would ever arrive
             kept: list[Event] = [event for event in events if isinstance(event, Warned)]
             if lost := len(events) - len(kept):
-                text = f"{counted(lost, 'event')} of training could not be passed on to the driver"
+                text = f"{counted(lost, 'event')} of training could not be delivered to the driver"
                 kept.append(Warned(message=f"{text}: {describe_error(error)}"))
             with self._lock:
                 self._events[:0] = kept
@@ -88,7 +88,7 @@ def sending_prints(client: MailboxClient, rank: int) -> Iterator[None]:
     """Send the lines that are printed in the block, in any thread of this process, to the driver as well.
 
     Args:
-        client: of this alone, for it is called from a thread.
+        client: not used elsewhere, for a thread calls it.
     """
     lines = KeptLines()
     ended = threading.Event()

@@ -34,7 +34,7 @@ __all__ = ["LoopEnd", "Parts", "run_loop"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop works with."""
+    """The objects that the loop uses."""
 
     job: TrainJob
     group: Group
@@ -65,7 +65,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             if end.status == "finished":
                 callbacks.call("end")
         except BaseException as error:
-            with contextlib.suppress(TrainingError):  # of a callback: why training failed is the news
+            with contextlib.suppress(TrainingError):  # of a callback: the first error is the one to raise
                 callbacks.call("failure", error)
             raise
         return end
@@ -102,7 +102,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
             validate_now = parts.validation is not None and (
                 epoch_done or last or _every(spec.validate_every_steps, state.step)
             )
-            # What is the best must not depend on when the clock asked for a checkpoint: every validated state is a candidate.
+            # The best checkpoint must not depend on the clock of `every_s`: every validated state is a candidate.
             candidate = validate_now and spec.checkpoint.best is not None
             on_epoch = epoch_done and spec.checkpoint.every_epoch
             save_now = last or candidate or on_epoch or _every(spec.checkpoint.every_steps, state.step)
@@ -111,7 +111,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
 
             decision = exchange.meet(ends=callbacks.wants_end)
             observer.steps(state.step, times, decision)
-            # Every rank has the same losses, and nothing has been saved since the last time they were looked at.
+            # Every rank has the same losses, and nothing has been saved since the last check.
             _check_finite(parts.job, state, decision.losses)
             times.clear()
             measured = {"train/loss": decision.losses[-1]}
@@ -124,7 +124,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 callbacks.call("validation", values)
             if decision.end or (validate_now and callbacks.agreed_to_end(parts.group)):
                 callbacks.end(parts.group)
-                observer.tell(f"ends at step {state.step:,}: {callbacks.ended}")
+                observer.notify(f"ends at step {state.step:,}: {callbacks.ended}")
                 last, save_now = True, True
             if save_now or decision.save or decision.stop:
                 callbacks.call("checkpoint")
@@ -134,7 +134,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
             if last or epoch_done:
                 break
             asked_s = time.perf_counter()
-        if state == started_at:  # asking again would give nothing again, for ever
+        if state == started_at:  # the next try would give no batch either
             raise DataError(
                 f"the train feed gave no batch at row {state.position:,} of {feed.num_rows:,} in epoch {state.epoch}"
             )

@@ -1,6 +1,6 @@
-"""How busy is the machine that trains? Sampled in the process that charts: rank 0's worker, or the one that trains alone.
+"""How busy is the machine that trains? Rank 0's process samples it.
 
-The names are those of MLflow's own system metrics, so that its page for them shows these.
+The names are those of MLflow's own system metrics, so that its page shows them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class MachineSampler:
         self._network = psutil.net_io_counters()
 
     def take(self) -> list[Event]:
-        """A sample if one is due. After a failure there is one warning, and no sample any more: a chart ends no training."""
+        """Return a sample if one is due. A failure gives one warning and ends the samples: a chart must not end training."""
         if self._clock() < self._due_s:
             return []
         self._due_s = self._clock() + self._every_s
         try:
             return [MachineLoad(t_ms=now_ms(), values={f"system/{name}": value for name, value in self._sample().items()})]
-        except Exception as error:  # whatever a driver or a kernel has to say
+        except Exception as error:  # drivers and kernels have many
             self._due_s = float("inf")
-            return [Warned(message=f"no charts of the machine from here on: {describe_error(error)}")]
+            return [Warned(message=f"no more charts of the machine: {describe_error(error)}")]
 
     def _sample(self) -> Mapping[str, float]:
         memory, disk, network = psutil.virtual_memory(), psutil.disk_usage("/"), psutil.net_io_counters()
@@ -66,7 +66,7 @@ class MachineSampler:
 
 
 def _gpus() -> list[Callable[[], Mapping[str, float]]]:
-    """What samples each GPU of the machine, those of other processes too; empty without nvidia-ml-py, a driver or a GPU."""
+    """Make a sampler for each GPU of the machine; none without nvidia-ml-py, a driver or a GPU."""
     try:
         nvml = importlib.import_module("pynvml")  # the extra `gpu`
         nvml.nvmlInit()

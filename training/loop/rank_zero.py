@@ -1,4 +1,4 @@
-"""What does a rank do besides learning? It takes part in a save; rank 0 charts, writes checkpoints and obeys a stop."""
+"""How does rank 0 chart, write checkpoints and obey a stop?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgre
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
-from penstock.training.loop.observer import RankObserver, StepTimes
+from penstock.training.loop.observer import Observer, StepTimes
 from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
@@ -27,16 +27,16 @@ from penstock.training.step.learner import Learner
 __all__ = ["FirstRank", "rank_observer"]
 
 
-class FirstRank(RankObserver):
+class FirstRank(Observer):
     """Rank 0's observer.
 
     Args:
-        job: what is trained.
+        job: the training.
         group: the ranks.
         courier: takes events to the driver.
         writer: writes checkpoints in the background.
-        learner: what is saved.
-        facts: what is the same in every checkpoint of this worker group.
+        learner: its state is saved.
+        facts: the part that is the same in every checkpoint of this worker group.
         rows_file: as for every rank.
         clock: monotonic seconds.
     """
@@ -60,17 +60,17 @@ class FirstRank(RankObserver):
         self._warned_not_finite = False
 
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
-        """Tell the driver."""
+        """Report the resume to the driver."""
         step, name = checkpoint.manifest.step, checkpoint.name
         self._courier.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
 
     @property
     def exactness(self) -> str:
-        """What the next checkpoint says of itself."""
+        """The `exactness` that the next checkpoint will record."""
         return self._facts.exactness
 
-    def chance(self, operation: str) -> None:
-        """Let checkpoints say so from now on, and tell the driver once."""
+    def nondeterministic_op(self, operation: str) -> None:
+        """Record it in checkpoints from now on, and warn the driver once."""
         exactness = with_reason(self._facts.exactness, f"{operation} is not deterministic")
         if exactness != self._facts.exactness:
             self._facts = self._facts.model_copy(update={"exactness": exactness})
@@ -79,7 +79,7 @@ class FirstRank(RankObserver):
             )
 
     def wants(self) -> tuple[bool, bool]:
-        """A stop when the driver asked for one, a save when the time has come and the writer is free."""
+        """Want a stop when the driver requested one, and a save when `every_s` has passed and the writer is free."""
         self._writer.check()
         every_s = self._job.spec.checkpoint.every_s
         due = every_s is not None and self._clock() - self._saved_s >= every_s
@@ -115,15 +115,15 @@ class FirstRank(RankObserver):
         """Turn a validation into a point."""
         self._add(Point(now_ms(), step, metrics))
 
-    def tell(self, message: str) -> None:
-        """Tell the driver."""
+    def notify(self, message: str) -> None:
+        """Send the driver a notice."""
         self._courier.post(Notice(message=message))
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
-        """Copy this rank's part to memory and have it written in the background. A collective.
+        """Copy the state to memory and write it in the background. A collective.
 
         Raises:
-            CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
+            CheckpointError, RuntimeError, TrainingError: from the write before, as `CheckpointWriter.submit`.
         """
         self._group.together(self._writer.wait)  # before the copy: at most one is held
         generators = self._generators()
@@ -149,7 +149,7 @@ class FirstRank(RankObserver):
         """Wait for the last checkpoint to be committed.
 
         Raises:
-            CheckpointError, RuntimeError, TrainingError: as `CheckpointWriter.submit`, of the last one.
+            CheckpointError, RuntimeError, TrainingError: from the last write, as `CheckpointWriter.submit`.
         """
         return self._writer.wait()
 
@@ -167,19 +167,19 @@ def rank_observer(
     learner: Learner,
     facts: CheckpointFacts,
     store: CheckpointStore,
-) -> Iterator[RankObserver]:
-    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
+) -> Iterator[Observer]:
+    """Make the observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
 
     Args:
-        store: where rank 0 writes; it has taken it over.
+        store: rank 0 writes to it and has taken it over.
     """
     with ExitStack() as closes:
         rows_file = closes.enter_context(_rows_file(job, group.rank))
         if not group.is_first:
-            yield RankObserver(group, rows_file)
+            yield Observer(group, rows_file)
             return
         store.check_not_replaced()
-        # What was sealed beyond the checkpoint belongs to steps that are now executed again.
+        # Segments sealed beyond the checkpoint belong to steps that are now executed again.
         truncate_journal(job.run_storage, facts.step)
         courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
         saving = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)

@@ -1,8 +1,8 @@
-"""What do the ranks tell each other between steps, and how often?
+"""What do the ranks exchange between steps, and how often?
 
 One small sum over the ranks carries rank 0's decisions (stop, save, when to meet next), every rank's part of the losses since
-the last one, and how long each rank waited for rows and computed. Values that user code logs follow in a second one. All ranks
-then act alike, and no step waits for a collective of its own or for the device to report a loss.
+the last exchange, and how long each rank waited for rows and computed. Values that user code logs follow in a second sum. All
+ranks then act alike, and no step waits for a collective of its own or for the device to report a loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Decision", "Exchange"]
 
 
 INTERVAL_S = 0.25
-"""Wanted time between exchanges: how fast a stop is obeyed and a chart moves."""
+"""Wanted time between exchanges: a stop is obeyed and a chart moves within it."""
 
 MAX_STEPS = 64
 """Most steps between exchanges; also the size of the message."""
@@ -29,7 +29,7 @@ MAX_STEPS = 64
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do now."""
+    """The decision that all ranks act on."""
 
     stop: bool
     save: bool
@@ -38,7 +38,7 @@ class Decision:
     losses: list[float]
     """Global mean loss of each step since the last exchange."""
     own: list[dict[str, float]]
-    """What user code has logged in each of these steps, over all ranks."""
+    """Values that user code logged in each of these steps, over all ranks."""
     ranks: list[tuple[float, float]]
     """Each rank's seconds of a mean step: waiting for rows, and in the recipe's loss."""
 
@@ -48,9 +48,9 @@ class Exchange:
 
     Args:
         group: the ranks.
-        wants: asked on rank 0 at each exchange: (stop, save).
+        wants: returns (stop, save); called on rank 0 at each exchange.
         clock: monotonic seconds.
-        own: what user code logs.
+        own: values that user code logs.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Exchange:
         self._last_s = clock()
 
     def record(self, loss: Tensor, data_wait_s: float = 0.0, loss_s: float = 0.0) -> None:
-        """Remember this rank's part of a step's loss, which stays on the device, and where its time went."""
+        """Keep this rank's part of a step's loss, which stays on the device, and its times."""
         self._losses.append(loss)
         self._seconds = [self._seconds[0] + data_wait_s, self._seconds[1] + loss_s]
         self._own.end_step()
@@ -81,7 +81,7 @@ class Exchange:
         return len(self._losses) >= self._distance
 
     def meet(self, *, ends: bool = False) -> Decision:
-        """Exchange; `ends` says that a callback of this rank wants training to be finished. A collective."""
+        """Exchange; `ends` means that a callback of this rank wants training to be finished. A collective."""
         steps = len(self._losses)
         stop, save, distance = 0.0, 0.0, 0.0
         if self._group.is_first:

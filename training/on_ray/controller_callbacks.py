@@ -1,4 +1,4 @@
-"""What does the controller of Ray Train do for us? It repeats no error that a user must correct, and reports to the driver.
+"""What does Ray Train's controller do for us? It retries no error that a user must correct, and reports to the driver.
 
 A small module of its own: Ray Train's controller imports it before it starts a worker, and the first step waits for that.
 """
@@ -20,9 +20,9 @@ __all__ = ["FixedWorkers", "NoRetryOfUserErrors", "ReportsToDriver"]
 
 
 class ReportsToDriver(ControllerCallback):
-    """Leaves the controller's actor handle in the mailbox: without it a driver can only wait for `fit()`, not end it.
+    """Puts the controller's actor handle into the mailbox, without which a driver can only wait for `fit()`, not end it.
 
-    Reports besides, before all workers run again, that some were lost and that others are asked for.
+    Also reports lost workers and the start of a worker group, before it runs.
     """
 
     def __init__(self, mailbox: MailboxHandle) -> None:
@@ -42,9 +42,9 @@ class ReportsToDriver(ControllerCallback):
 
 
 class NoRetryOfUserErrors(ray.train.UserCallback):
-    """Ends the run when a worker failed with an error that a restart would only repeat. Runs in Ray Train's controller.
+    """Ends the run when a worker failed with an error that a restart would only repeat.
 
-    Ray Train retries every exception alike; what a callback raises, it does not retry.
+    Ray Train retries every exception of a worker, but none that a callback of its controller raises.
     """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
@@ -55,11 +55,10 @@ class NoRetryOfUserErrors(ray.train.UserCallback):
 
 
 class FixedWorkers(FixedScalingPolicy):
-    """A number of workers that no autoscaler is asked for: what a cluster lacks that does not grow, it will not get.
+    """Asks no autoscaler for the workers, for a cluster that does not grow.
 
-    Asking takes an actor, whose start the controller would wait for: 2.5 s of CPU of its own, and 28.8 s instead of 25.1 s in
-    all processes up to the first step of two workers (2026-11-26, two cores of an Intel Xeon with other work, medians of five
-    turns).
+    Asking takes an actor, whose start the controller would wait for: all processes took 28.8 s of CPU instead of 25.1 s up to
+    the first step of two workers (2026-11-26, two cores of an Intel Xeon with other work, medians of five turns).
     """
 
     def _send_resource_request(self) -> None:

@@ -1,4 +1,4 @@
-"""Which free workers of the cluster help to measure a large split? Runs in the process that measures."""
+"""How do free workers of the cluster help to measure a large split? Runs in the process that measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the events of an attempt add up to: an outcome, or the first cause of a failure?"""
+"""How do the events of an attempt become an outcome, or the first cause of a failure?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from penstock.errors import PenstockError, TrainingError
 from penstock.machine.stopping import stop_behind
 from penstock.messages import describe_error
-from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
+from penstock.training.checkpoint.outcome import outcome_of
 from penstock.training.events import (
     Event,
     Failure,
@@ -32,16 +32,16 @@ _log = logging.getLogger("penstock.train")
 
 
 _LOGS = "python-core-worker-"
-"""Files of Ray that a line of it sends people to; they go with an embedded cluster, and lie on the worker's node otherwise."""
+"""Log files that a line of Ray names; they vanish with an embedded cluster, and are on the worker's node otherwise."""
 
 
 class EventLog:
-    """Publishes the events of one attempt, and keeps those that say how it ends.
+    """Publishes the events of one attempt, and keeps those that the outcome or the error is made of.
 
     Args:
-        job: what is trained.
-        listener: gets the events; if it raises, training goes on and a warning says so.
-        subscribers: get them before.
+        job: the training.
+        listener: gets the events; if it raises, training goes on with a warning.
+        subscribers: get the events before the listener.
     """
 
     def __init__(self, job: TrainJob, listener: Callable[[list[Event]], None], *subscribers: Handlers) -> None:
@@ -63,16 +63,16 @@ class EventLog:
         self._listener_failed = False
         self._warnings: list[str] = []
         self._failures: dict[int, Failure] = {}
-        """Of the newest worker group, by rank, in the order in which they reached the mailbox: the workers' clocks differ."""
+        """Of the newest worker group, by rank, in the order of their arrival: the workers' clocks differ."""
         self._resumed: Resumed | None = None
         """The first resume of the attempt; later ones are restarts."""
         self._stalled: Stalled | None = None
-        """Of the newest worker group, where no step was done since."""
+        """Of the newest worker group, if no step was done since."""
         self._restarts = 0
         self._step: int | None = None
         """The last step that was reported, of the newest worker group; rank 0 reports it a few times a second."""
         self._ended_after: list[int | None] = []
-        """The same of the worker groups before."""
+        """The last reported steps of the worker groups before."""
         self._up = False
         """Whether a rank of the newest worker group has started."""
         self.saves = 0
@@ -123,7 +123,7 @@ class EventLog:
         return next((failure.error for failure in self._failures.values() if isinstance(failure.error, PenstockError)), None)
 
     def outcome(self, result: RankResult | None) -> TrainOutcome:
-        """Say what came of it, from the checkpoints on storage. `result` is None when the workers had to be killed."""
+        """Describe the attempt by the checkpoints on storage. `result` is None when the workers had to be killed."""
         return outcome_of(
             self._job,
             result.status if result is not None else "interrupted",
@@ -134,10 +134,10 @@ class EventLog:
         )
 
     def error(self, raised: Exception | None) -> PenstockError:
-        """The first cause: a rank's own finding, else a process that died without a word, else the first exception.
+        """Find the first cause: an error of penstock, else a process that died without an error, else the first exception.
 
         Args:
-            raised: what Ray Train's `fit` raised.
+            raised: by Ray Train's `fit`.
         """
         final = self.final_failure
         if final is not None:
@@ -149,14 +149,14 @@ class EventLog:
         if silent:
             died = f"the process of rank {silent[0]} died {_after(self._step)}"
             cause = f"{died}: it crashed, or it was killed (by hand, or for its memory)"
-            told = [line.strip() for line in str(reported[silent[0]]).splitlines()]
-            details = [line for line in told if line and _LOGS not in line][:3]
+            lines = [line.strip() for line in str(reported[silent[0]]).splitlines()]
+            details = [line for line in lines if line and _LOGS not in line][:3]
         elif first is not None:
             lines = first.text.strip().splitlines()
             cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
         else:
             cause = f"{type(raised).__name__}: {raised}"
-        if self._stalled is not None and self._stalled.blamed:  # else a rank is blamed that waited for the one that is stuck
+        if self._stalled is not None and self._stalled.blamed:  # the error is of a rank that waited for the stuck one
             details = [f"in the end {cause}", *details]
             cause = f"no step was done while {self._stalled.blamed}"
         others = len({*reported, *self._failures}) - 1
@@ -168,19 +168,7 @@ class EventLog:
         return TrainingError(
             f"training failed{tries}: {cause}{more}",
             problems=details,
-            next_step=f"run the same command again; {self._goes_on()}",
-        )
-
-    def _goes_on(self) -> str:
-        """Where the next attempt begins, as a user reads it."""
-        try:
-            there = job_checkpoints(self._job).committed()
-        except (OSError, PenstockError):  # the failure itself is the news
-            return "it continues from the newest checkpoint"
-        return (
-            f"it continues from step {there[0].manifest.step:,}"
-            if there
-            else "it begins anew, as no checkpoint was written yet"
+            next_step="run the same command again; it continues from the newest checkpoint, or begins anew if there is none",
         )
 
 

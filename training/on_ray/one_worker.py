@@ -1,4 +1,4 @@
-"""How is something done once, on the cluster and with what one training worker has? The driver's machine may be small."""
+"""How does a function run once on the cluster, with the CPUs and GPUs of one training worker?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.training.on_ray.resources import gpus_of_auto
 from penstock.training.on_ray.watcher import Cluster, Watcher
 from penstock.training.spec import TrainSpec
 
-__all__ = ["needs_of_one_worker", "on_one_worker"]
+__all__ = ["on_one_worker", "worker_needs"]
 
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ T = TypeVar("T")
 POLL_S = 0.3
 
 
-def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
-    """CPUs and GPUs of a worker on the cluster this process is connected to, and an event: what `gpus: auto` chose."""
+def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
+    """Return a worker's CPUs and GPUs on the cluster of this process, and an event for the choice of `gpus: auto`."""
     chosen: list[Event] = []
     if spec.gpus == "auto":
         cluster = Cluster()
@@ -38,26 +38,26 @@ def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]
     return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen
 
 
-def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callable[[str], None]) -> T:
-    """Call `work` in a Ray task and wait for it. Runs in the driver.
+def on_one_worker(spec: TrainSpec, name: str, work: Callable[[], T], show: Callable[[str], None]) -> T:
+    """Call `work` in a Ray task and wait for it: the driver's machine may be small. Runs in the driver.
 
     Args:
-        spec: how many CPUs and GPUs a worker has, and how long they are waited for.
-        what: is done, for an error and what is said.
+        spec: a worker's CPUs and GPUs, and the timeout of the wait for them.
+        name: of the work, for messages.
         work: pickles; it sees the worker's GPUs and no others.
-        say: hears that it is done on CPUs where `gpus: auto` found no GPUs, and what is waited for.
+        show: prints a line: the work runs on CPUs as `gpus: auto` found no GPU, or it waits for something.
 
     Raises:
         TrainingError: the task's process died, or could not be placed for `train.wait_s`.
         ServiceError: Ray lost it in another way.
     """
-    need, chosen = needs_of_one_worker(spec)
+    need, chosen = worker_needs(spec)
     if "GPU" not in need:
-        _say(chosen, what, say)
+        _announce(chosen, name, show)
     task: Any = ray.remote(max_retries=1, num_returns="streaming")(_call)
     parts = task.options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0)).remote(work)
     with raising_ours():
-        _wait_for_start(parts, Watcher(spec.model_copy(update={"workers": 1}), need), what, say)
+        _wait_for_start(parts, Watcher(spec.model_copy(update={"workers": 1}), need), name, show)
         try:
             ray.get(next(parts))
             result, printed = ray.get(next(parts))
@@ -67,30 +67,30 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callab
             raise
         except (OutOfMemoryError, WorkerCrashedError) as error:
             raise TrainingError(
-                f"{what}: the process on the cluster died: {first_line(error)}",
+                f"{name}: the process on the cluster died: {first_line(error)}",
                 next_step="look at the memory of the cluster's nodes, then run the same command again",
             ) from error
     return cast("T", result)
 
 
-def _wait_for_start(parts: Any, watcher: Watcher, what: str, say: Callable[[str], None]) -> None:
+def _wait_for_start(parts: Any, watcher: Watcher, name: str, show: Callable[[str], None]) -> None:
     while not ray.wait([parts], timeout=POLL_S)[0]:
         try:
             due = watcher.due()
         except TrainingError:
-            ray.cancel(parts)  # nothing is to begin that nobody waits for
+            ray.cancel(parts)  # it must not begin later
             raise
-        _say(due, what, say)
+        _announce(due, name, show)
 
 
-def _say(events: list[Event], what: str, say: Callable[[str], None]) -> None:
+def _announce(events: list[Event], name: str, show: Callable[[str], None]) -> None:
     for event in events:
         if isinstance(event, Notice | Warned):
-            say(f"{what}: {event.message}")
+            show(f"{name}: {event.message}")
 
 
 def _call(work: Callable[[], T]) -> Iterator[tuple[T, list[str]] | None]:
-    """Yields nothing when it has begun, and what was done, with what was printed."""
+    """Yield None when the work begins, then its result with the lines that it printed."""
     yield None
     with keeping_prints() as printed, hiding_secrets():
         result = work()

@@ -1,4 +1,4 @@
-"""Do the workers fit into the nodes of a cluster, and what is missing if they do not?
+"""Do the workers fit into the nodes of a cluster, and which CPUs or GPUs are missing?
 
 A worker takes its CPUs and GPUs from one node, so needs are compared node by node: two nodes of 2 CPUs hold no worker of 3.
 """
@@ -15,20 +15,20 @@ _SETTING = {"CPU": "train.cpus_per_worker", "GPU": "train.gpus"}
 
 
 def room_for(need: Resources, nodes: Sequence[Resources]) -> int:
-    """How many workers that each take `need` fit into the nodes."""
+    """Count the workers, each of which takes `need`, that fit into the nodes."""
     return sum(min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount) for node in nodes)
 
 
 def gpus_of_auto(workers: int, cpus: float, nodes: Sequence[Resources], most: Resources | None) -> tuple[float, str, bool]:
-    """What `train.gpus: auto` means on a cluster: one GPU per worker where all workers get one, else none.
+    """Resolve `train.gpus: auto` on a cluster: one GPU per worker if all workers get one, else none.
 
     Args:
         cpus: of one worker.
         nodes: as for `missing_for_workers`.
-        most: what the cluster can grow to, as far as its autoscaler has told Ray; None where nothing is known.
+        most: what the cluster can grow to, if its autoscaler has informed Ray; else None.
 
     Returns:
-        (gpus, why, warns): `why` in words for a line; `warns` where GPUs are there that are not used.
+        (gpus, why, warns): `why` is a line of text; `warns` if there are GPUs that stay unused.
     """
     there = sum(node.get("GPU", 0.0) for node in nodes)
     one = {"CPU": cpus, "GPU": 1.0}
@@ -45,11 +45,11 @@ def gpus_of_auto(workers: int, cpus: float, nodes: Sequence[Resources], most: Re
 
 
 def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources], most: Resources | None = None) -> str | None:
-    """What nodes with these resources lack for so many workers, in words that follow "waiting for"; None if all fit.
+    """Describe what the nodes lack for so many workers, as words that follow "waiting for"; None if all fit.
 
     Args:
         need: CPU and GPU of one worker.
-        nodes: the same of each node that is there.
+        nodes: CPU and GPU of each node.
         most: what all nodes together can grow to, if that is known.
     """
     if room_for(need, nodes) >= workers:

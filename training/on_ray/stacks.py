@@ -1,7 +1,7 @@
 """At which line of Python is every rank while no step is done? Each writes its stacks when a signal arrives.
 
-`faulthandler` writes them below Python, so a rank that holds the interpreter in native code answers, too. One that was stopped
-does not: it is ended, and Ray starts the workers again.
+`faulthandler` writes them below Python, so a rank that holds the interpreter in native code answers, too. A stopped process
+does not: it is killed, and Ray starts the workers again.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ class Process(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank is, as words that follow its name."""
+    """The place of a rank, as words that follow its name."""
 
     text: str
     waits: bool
-    """For the other ranks: it is not the cause of a standstill."""
+    """Whether it waits for other ranks, and so is not the cause of a standstill."""
 
 
 Asked = Callable[[], Mapping[int, Place] | None]
-"""Answers that are awaited: the place of each rank, or None while one is missing and may still come."""
+"""Returns the place of each rank, or None while an answer is missing and may still come."""
 
 
 @functools.cache
 def answer_with_stacks() -> None:
-    """Let this process write its stacks on SIGUSR2 from now on, into memory that goes with it. For Linux."""
+    """Let this process write its stacks into its own memory on each SIGUSR2. Linux only."""
     if sys.platform == "linux":
         faulthandler.register(signal.SIGUSR2, os.memfd_create(_NAME))
 
 
 def ask_ranks(processes: Mapping[int, Process]) -> Asked:
-    """Ask the processes of ranks where they are, by a task on each of their nodes. Returns at once."""
+    """Request the stacks of ranks, by a task on each of their nodes. Returns at once."""
     task: Any = ray.remote(stacks_of)
     by_node: dict[str, list[int]] = {}
     for rank, process in processes.items():
@@ -91,14 +91,10 @@ def ask_ranks(processes: Mapping[int, Process]) -> Asked:
 
 
 def stacks_of(pids: Sequence[int]) -> list[str]:
-    """Have processes of this node write their stacks; kill those that were stopped. Runs in a Ray task.
-
-    Returns:
-        The text of each; empty where none came in time.
-    """
+    """Collect the stacks of processes of this node, empty without an answer; kill stopped ones. Runs in a Ray task."""
     texts = {pid: _stacks_of(pid) for pid in pids}
     for pid, text in texts.items():
-        if text == _STOPPED:  # now that the others have answered: they end with it
+        if text == _STOPPED:  # after the others have answered, for they end with it
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).kill()
     return [texts[pid] for pid in pids]
@@ -108,7 +104,7 @@ def _stacks_of(pid: int) -> str:
     try:
         links = {path: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
         file = next((path for path, link in links.items() if link.startswith(f"/memfd:{_NAME}")), None)
-        if file is None:  # the signal would end it
+        if file is None:  # the signal would kill it
             return ""
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_STOPPED:
@@ -117,7 +113,7 @@ def _stacks_of(pid: int) -> str:
         process.send_signal(signal.SIGUSR2)
         end_s = time.monotonic() + WRITE_S
         while time.monotonic() < end_s:
-            time.sleep(0.2)  # nothing tells that it has written all
+            time.sleep(0.2)  # there is no sign of the end
             now = len(file.read_bytes())
             if now == written > before:
                 return file.read_bytes()[before:].decode(errors="replace")
@@ -142,11 +138,11 @@ _PHASES = (
     (re.compile(r"/penstock/training/evaluation/"), "validates"),
     (re.compile(r"/penstock/(training|tasks|machine)/"), "trains"),
 )
-"""File and function of a frame, and what is done there. The innermost frame that has one counts."""
+"""Pattern for file and function of a frame, and the activity there. The innermost frame that matches counts."""
 
 
 def place_in(stacks: str) -> Place:
-    """Find where the thread that trains is, in the text that `faulthandler` writes of a rank's threads."""
+    """Find the place of the thread that trains in the text that `faulthandler` wrote."""
     if stacks == _STOPPED:
         return Place("was stopped (SIGSTOP) and is ended now, for its workers to start again", waits=False)
     threads = re.split(r"^(?=Thread |Current thread )", stacks, flags=re.MULTILINE)

@@ -1,6 +1,6 @@
-"""How is Ray Train asked for the workers of one attempt, and its controller ended?
+"""How does Ray Train start the workers of one attempt, and how is its controller ended?
 
-A module of its own: a lone worker needs no Ray Train, and its driver does not wait for what Ray Train imports.
+A module of its own: a lone worker needs no Ray Train, and its driver does not wait for Ray Train's imports.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -21,7 +20,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, ReportsToDriver
-from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
+from penstock.training.on_ray.fit import KILL_GRACE_S, Fit, Work
 from penstock.training.on_ray.mailbox import MailboxHandle
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
@@ -40,7 +39,7 @@ _KNOBS = {
     # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
-    # Ray would take `print` for its own log files; `sending_prints` shows what user code prints.
+    # Ray would redirect `print` to its own log files; `sending_prints` shows the prints of user code.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -51,21 +50,15 @@ class GroupFit(Fit):
     """`TorchTrainer.fit()` in a thread, because it blocks until the end.
 
     Args:
-        job: what to train.
-        mailbox: where it talks with the driver.
+        job: the training.
+        mailbox: connects driver and workers.
         need: resources of each worker.
-        work: as in `penstock.training.on_ray.trainer.train`.
-        own_cluster: likewise.
+        work: None is `run_rank`.
+        own_cluster: as in `penstock.training.on_ray.trainer.train`.
     """
 
     def __init__(
-        self,
-        job: TrainJob,
-        mailbox: MailboxHandle,
-        need: dict[str, float],
-        work: Callable[..., RankResult] | None,
-        *,
-        own_cluster: bool,
+        self, job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Work | None, *, own_cluster: bool
     ) -> None:
         super().__init__(mailbox)
         for name, value in _KNOBS.items():
@@ -83,10 +76,10 @@ class GroupFit(Fit):
             ray.kill(worker)
 
     def end(self) -> None:
-        """Kill Ray Train's controller, and its workers with it.
+        """Kill Ray Train's controller, and its workers with it, and wait for the thread.
 
-        A thread that is in Ray's hands while the driver disconnects ends the process with exit code 1, at once. What the
-        controller has reserved on the cluster is free again when the driver disconnects.
+        A thread that waits in Ray's core while the driver disconnects would end the process with exit code 1. What the
+        controller has reserved on the cluster is free again once the driver has disconnected.
         """
         give_up_s = time.monotonic() + KILL_GRACE_S
         with contextlib.suppress(ray.exceptions.RayError):
@@ -100,10 +93,10 @@ class GroupFit(Fit):
 
 
 class _LeanTrainer(TorchTrainer):
-    """Starts no process that does nothing for us.
+    """Starts no process that is not needed here: two that are would take 2.2 to 2.7 s of CPU each.
 
-    From `train` to the first step of two workers all processes took 25.1 s of CPU, and 30.8 s with the two that are not needed,
-    of which each took 2.2 to 2.7 s (2026-11-26, two cores of an Intel Xeon with other work, medians of five turns).
+    From `train` to the first step of two workers all processes took 25.1 s of CPU instead of 30.8 s (2026-11-26, two cores of
+    an Intel Xeon with other work, medians of five turns).
 
     Attributes:
         own_cluster: as in `penstock.training.on_ray.trainer.train`.
@@ -123,28 +116,26 @@ class _LeanTrainer(TorchTrainer):
 
 _NOT_NEEDED = {
     "DatasetsCallback",  # hands out Ray Data's datasets; our feed reads shards
-    "PlacementGroupCleanerCallback",  # frees what a controller that died has reserved; the end of the driver frees it too
+    "PlacementGroupCleanerCallback",  # frees the reservations of a controller that died, as the end of the driver does, too
 }
 
 
-def _trainer(
-    job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Callable[..., RankResult] | None
-) -> _LeanTrainer:
+def _trainer(job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Work | None) -> _LeanTrainer:
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
         train_loop_config={"job": job, "mailbox": mailbox, "work": work},
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
         scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
         run_config=RunConfig(
-            # A name of its own for every attempt: Ray must never find an index it wrote earlier, for ours is the truth.
+            # A name of its own for every attempt: Ray must not find an index that it wrote earlier.
             name=f"{job.pipeline}-{job.attempt}-{uuid.uuid4().hex[:8]}",
-            # What Ray Train would keep for itself we never read. In memory it needs no folder that all nodes share.
+            # Ray Train's own records are never read. In memory they need no folder that all nodes share.
             storage_path="penstock",
             storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
             failure_config=FailureConfig(  # type: ignore[call-arg]  # V2's fields; the annotations are V1's
                 max_failures=job.spec.retries, controller_failure_limit=3, max_preemption_failures=100
             ),
-            # Ray prints each rank's traceback several times; `EventLog` tells the first cause, and Ray's log files hold all.
+            # Ray prints each rank's traceback several times; `EventLog` reports the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             callbacks=[NoRetryOfUserErrors(), ReportsToDriver(mailbox)],  # type: ignore[list-item]
         ),

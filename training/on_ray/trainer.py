@@ -1,4 +1,4 @@
-"""How does the driver run one attempt at training on Ray: start it, publish its events, stop it, and end what does not stop?"""
+"""How does the driver start one attempt on Ray, publish its events, stop it, and kill workers that do not stop?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from penstock.redact import first_line
 from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.event_log import EventLog
-from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
+from penstock.training.on_ray.fit import KILL_GRACE_S, Fit, TaskFit, Work
 from penstock.training.on_ray.mailbox import MailboxHandle, mailboxes, open_mailbox
-from penstock.training.on_ray.one_task import TaskFit, is_one_task
-from penstock.training.on_ray.one_worker import needs_of_one_worker
+from penstock.training.on_ray.one_worker import worker_needs
 from penstock.training.on_ray.watcher import Watcher
-from penstock.training.on_ray.worker import RankResult, leave_mark
+from penstock.training.on_ray.worker import write_storage_probe
 
 __all__ = ["TrainOutcome", "train"]
 
@@ -41,30 +40,42 @@ def train(
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
     own_cluster: bool = False,
-    work: Callable[..., RankResult] | None = None,
+    work: Work | None = None,
     in_ray_train: bool = False,
 ) -> TrainOutcome:
-    """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
+    """Train to the end of the spec, or until `stop` is set; continue from the newest checkpoint in `job.run_storage`.
 
-    Runs in the driver, in any thread; Ray is connected already. Worker deaths, and exceptions that are not a user's to
-    correct, are retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint
-    that cannot be written) ends the attempt at once.
+    Runs in the driver, in any thread; Ray is connected already. Worker deaths and exceptions that a user cannot correct are
+    retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be
+    written) ends the attempt at once.
 
     Args:
-        job: what to train.
+        job: the training.
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
-        work: what each worker does, a module's function; None is `penstock.training.on_ray.worker.run_rank`.
-        in_ray_train: `work` calls functions of `ray.train`, so that a lone worker too has to be one of Ray Train's.
+        work: a module's function that each worker calls; None is `penstock.training.on_ray.worker.run_rank`.
+        in_ray_train: `work` calls functions of `ray.train`, so that a lone worker, too, has to be one of Ray Train's.
 
     Raises:
-        TrainingError: the retries are used up, and the first cause is shown; or the driver lost Ray.
+        TrainingError: the retries are used up (the first cause is shown), or the driver lost Ray.
         PenstockError: a rank failed with an error of its own; it is raised as it was.
     """
-    leave_mark(job.run_storage, job.attempt)
+    write_storage_probe(job.run_storage, job.attempt)
     try:
-        return _follow(job, stop, listener, own_cluster=own_cluster, work=work, in_ray_train=in_ray_train)
+        mailbox = open_mailbox()
+        need, chosen = worker_needs(job.spec)
+        watcher = Watcher(job.spec, need)
+        attempt = EventLog(job, listener, watcher.handlers)
+        attempt.publish(chosen)
+        # Ray ends a process that was given a GPU, to free its memory: a task gains nothing there.
+        if job.spec.workers == 1 and "GPU" not in need and not in_ray_train:
+            fit: Fit = TaskFit(job, mailbox, need, work)
+        else:
+            from penstock.training.on_ray.train_group import GroupFit  # Ray Train brings Ray Data and pandas, a second or more
+
+            fit = GroupFit(job, mailbox, need, work, own_cluster=own_cluster)
+        return _follow(fit, mailbox, attempt, watcher, stop)
     except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
         mailboxes.cache_clear()
         # Not an error that the stage is tried again for: workers that live on must end with this process first.
@@ -74,21 +85,7 @@ def train(
         ) from error
 
 
-def _follow(
-    job: TrainJob,
-    stop: threading.Event,
-    listener: Callable[[list[Event]], None],
-    *,
-    own_cluster: bool,
-    work: Callable[..., RankResult] | None,
-    in_ray_train: bool,
-) -> TrainOutcome:
-    mailbox = open_mailbox()
-    need, chosen = needs_of_one_worker(job.spec)
-    watcher = Watcher(job.spec, need)
-    attempt = EventLog(job, listener, watcher.handlers)
-    attempt.publish(chosen)
-    fit = _fit(job, mailbox, need, work, own_cluster=own_cluster, in_ray_train=in_ray_train)
+def _follow(fit: Fit, mailbox: MailboxHandle, attempt: EventLog, watcher: Watcher, stop: threading.Event) -> TrainOutcome:
     stopping = _Stopping(stop, mailbox, fit)
     try:
         fit.start()
@@ -106,24 +103,8 @@ def _follow(
     return attempt.outcome(fit.result)
 
 
-def _fit(
-    job: TrainJob,
-    mailbox: MailboxHandle,
-    need: dict[str, float],
-    work: Callable[..., RankResult] | None,
-    *,
-    own_cluster: bool,
-    in_ray_train: bool,
-) -> Fit:
-    if is_one_task(job, need) and not in_ray_train:
-        return TaskFit(job, mailbox, need, work)
-    from penstock.training.on_ray.train_group import GroupFit  # Ray Train brings Ray Data and pandas, a second and more
-
-    return GroupFit(job, mailbox, need, work, own_cluster=own_cluster)
-
-
 class _Stopping:
-    """Passes a stop on to the workers, by degrees: ask them, kill them, give up waiting for Ray."""
+    """Passes a stop on to the workers: asks them, then kills them, then stops waiting for Ray."""
 
     def __init__(
         self, stop: threading.Event, mailbox: MailboxHandle, fit: Fit, clock: Callable[[], float] = time.monotonic
@@ -135,7 +116,7 @@ class _Stopping:
         self.given_up = False
 
     def pursue(self, saves: int) -> bool:
-        """Do what is due now; `saves` counts the checkpoints begun so far. True when the workers have just been asked."""
+        """Do what is due; `saves` counts the checkpoints begun so far. Returns True when the workers have just been asked."""
         if not self._stop.is_set():
             return False
         now_s = self._clock()
@@ -148,6 +129,6 @@ class _Stopping:
             self.given_up = now_s - self._killed_s > KILL_GRACE_S
         elif now_s - self._asked_s > grace_s:
             self._killed_s = now_s
-            _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint stands", grace_s)
+            _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint counts", grace_s)
             self._fit.kill_workers()
         return asked

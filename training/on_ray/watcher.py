@@ -1,7 +1,7 @@
 """What does training wait for while no step is done: nodes that do not answer, workers that have not started, a slow write?
 
-A line says only what is known, and rarely: a step may rightly take a minute. Ray itself calls a node that lost its power dead
-after a minute or so; a connection to the node's own port tells within seconds that it does not answer.
+Lines come rarely, for a step may rightly take a minute. Ray calls a node without power dead after about a minute; a connection
+to the node's own port fails within seconds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ FIRST_S = 15.0
 """Seconds without a step until the first line; each later one takes twice as long."""
 
 SHORT_S = 5.0
-"""Seconds until a start that lacks CPUs or GPUs says so."""
+"""Seconds until the line about CPUs or GPUs that a start lacks."""
 
 BOUND_SHOWN_S = 60.0
-"""A start that lacks nothing may be slow: from here on a line says how long it is waited for, and what is free."""
+"""From here on the line about a start that lacks nothing has the timeout, and the CPUs and GPUs that are free."""
 
 MOST_RANKS = 8
-"""A line says of so many where they are, those first that do not wait for others."""
+"""A line shows the places of so many ranks; those that do not wait for others come first."""
 
 CONNECT_S = 2.0
 """How long a node may take to accept a connection."""
@@ -57,7 +57,7 @@ class Node(NamedTuple):
     host: str
     address: str
     port: int
-    """Of its raylet, which other nodes reach too."""
+    """Of its raylet; other nodes reach it, too."""
     alive: bool
     """False once Ray has called it dead."""
     resources: Mapping[str, float]
@@ -70,7 +70,7 @@ class Cluster:
     """The cluster that this process is connected to."""
 
     def head_answers(self) -> bool:
-        """Whether a connection to Ray's head is accepted. Ray's own calls wait for a silent head, and then end the process."""
+        """Whether Ray's head accepts a connection. Ray's own calls wait for a silent head, and then end the process."""
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         return _accepts(host, int(port))
 
@@ -80,15 +80,15 @@ class Cluster:
         return [Node(*(node[name] for name in names)) for node in ray.nodes()]
 
     def most(self) -> Mapping[str, float] | None:
-        """What all nodes together can grow to, where an autoscaler has informed Ray; None where nothing is known."""
+        """Return what all nodes together can grow to, if an autoscaler has informed Ray; else None."""
         return ray_state.get_max_resources_from_cluster_config()  # type: ignore[no-any-return]
 
     def free(self) -> Mapping[str, float]:
-        """Resources of all nodes together that nothing holds now."""
+        """Return the resources of all nodes together that are free now."""
         return ray.available_resources()  # type: ignore[no-any-return]
 
     def silent(self, nodes: Sequence[Node]) -> list[Node]:
-        """Those of the nodes that accept no connection."""
+        """Return those of the nodes that accept no connection."""
         with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
             answers = pool.map(lambda node: _accepts(node.address, node.port), nodes)
             return [node for node, answer in zip(nodes, answers, strict=True) if not answer]
@@ -103,14 +103,14 @@ def _accepts(host: str, port: int) -> bool:
 
 
 class Watcher:
-    """Follows the events of an attempt; `due` gives a line when no step is done for long.
+    """Follows the events of an attempt; `due` returns a line when no step is done for long.
 
     Args:
-        spec: what is trained.
+        spec: the `train` section.
         need: CPU and GPU of one worker.
-        cluster: the cluster that is asked.
+        cluster: Ray's view of the cluster.
         clock: monotonic seconds.
-        ask: asks ranks where they are.
+        ask: requests the ranks' stacks.
 
     Attributes:
         handlers: of the events that it follows.
@@ -128,12 +128,12 @@ class Watcher:
         self._up: dict[int, Process] = {}
         """By rank, of the newest worker group."""
         self._asked: tuple[float, Mapping[int, Process], Asked] | None = None
-        """Seconds without a step when ranks were asked where they are, their processes, and the answers."""
+        """Seconds without a step at the request for the ranks' stacks, their processes, and the answers."""
         self._step: int | None = None
         self._last = False
         self._saving: int | None = None
         self._longest_s = 0.0
-        """Between two steps so far, in this process's view."""
+        """Longest time between two steps so far, as this process saw it."""
         self._shown = False
         self._news: list[Event] = []
         self._next_s = self._ask_s = 0.0
@@ -155,7 +155,7 @@ class Watcher:
         news, self._news = self._news, []
         still_s, starting = self._clock() - self._since_s, not self._all_up
         if starting and still_s > self._spec.wait_s:
-            raise self._waited_enough()
+            raise self._start_timeout()
         if self._asked is not None or (not starting and still_s >= self._ask_s):
             news += self._stalled(still_s)
         if still_s < self._next_s:
@@ -172,12 +172,12 @@ class Watcher:
         return len(self._up) == self._spec.workers
 
     def _begin(self, next_s: float) -> None:
-        """Count from now: a step is done, or the start of the workers begins. The first line comes after `next_s`."""
+        """Count from now. The first line comes after `next_s`."""
         self._since_s, self._next_s = self._clock(), next_s
         self._ask_s = max(self._spec.stall_s, 2 * self._longest_s)
 
     def _starting(self, _event: WorkersStarting) -> None:
-        if self._all_up:  # else Ray Train asks again: it is still the same wait
+        if self._all_up:  # else Ray Train repeats its request: the same wait goes on
             self._begin(SHORT_S)
         self._up, self._step, self._saving = {}, None, None
 
@@ -194,7 +194,7 @@ class Watcher:
             self._saving = None
 
     def _stepped(self, event: TrainProgress) -> None:
-        text = f"step {event.step:,} is done"  # of workers that have just started
+        text = f"step {event.step:,} is done"  # the first step of new workers
         if self._step is not None:
             text = f"goes on at step {event.step:,}"
             self._longest_s = max(self._longest_s, self._clock() - self._since_s)
@@ -250,7 +250,7 @@ class Watcher:
         return f"{idle}; {saving or f'{answer}the last one was {self._step:,}'}"
 
     def _stalled(self, still_s: float) -> list[Event]:
-        """Ask every rank where it is once `train.stall_s` has passed, and again after twice as long."""
+        """Request every rank's stack once `train.stall_s` has passed, and again after twice as long."""
         if self._asked is None:
             self._ask_s = 2 * still_s
             if not self._cluster.head_answers():
@@ -275,7 +275,7 @@ class Watcher:
         silent = self._cluster.silent(asked)
         return f"{', '.join(map(str, silent))} {'do' if len(silent) > 1 else 'does'} not answer" if silent else ""
 
-    def _waited_enough(self) -> TrainingError:
+    def _start_timeout(self) -> TrainingError:
         nodes = [node.resources for node in self._cluster.nodes() if node.alive] if self._cluster.head_answers() else []
         lacks = missing_for_workers(self._spec.workers, self._need, nodes) if nodes else None
         return TrainingError(

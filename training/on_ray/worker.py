@@ -42,7 +42,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
-from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, say_in_log
+from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, write_to_worker_log
 from penstock.training.on_ray.stacks import answer_with_stacks
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
@@ -56,19 +56,19 @@ __all__ = [
     "AgainError",
     "RankResult",
     "agree_on_checkpoint",
-    "leave_mark",
-    "must_see_mark",
+    "check_storage_probe",
     "run_rank",
     "train_alone",
     "train_loop_per_worker",
+    "write_storage_probe",
 ]
 
-_MARK = "seen-by-all.json"
+_PROBE = "seen-by-all.json"
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """How a worker group's work ended. `checkpoint` is the newest one: rank 0 knows it, the others the one they began with."""
+    """How a worker group ended. `checkpoint` is the newest on rank 0; on the others it is the one they began with."""
 
     status: Literal["finished", "interrupted"]
     state: TrainState
@@ -83,10 +83,10 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     Args:
         config: `job` (TrainJob), `mailbox` (MailboxHandle), `work` (None is `run_rank`).
     """
-    import ray.train.torch  # it brings pandas and Ray Data, which a lone rank does not wait for
+    import ray.train.torch  # it imports pandas and Ray Data, which a lone rank does not need
 
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):  # Ray Train's, which writes what any library tells of itself
+        if isinstance(handler, logging.StreamHandler):  # Ray Train's, which writes any library's information
             handler.addFilter(is_worth_a_line)
     group = Group.current(ray.train.torch.get_device())
     actor = ray.get_runtime_context().current_actor
@@ -94,29 +94,24 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
 
 
 class AgainError(Exception):
-    """A lone rank failed with an exception that is not a user's to correct: Ray starts the task again, as Ray Train would."""
+    """A lone rank failed with an exception that a user cannot correct: Ray starts the task again, as Ray Train would."""
 
 
 def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankResult] | None) -> RankResult:
-    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died.
-
-    Args:
-        job: what to train.
-        mailbox: where it talks with the driver.
-        work: as in `train_loop_per_worker`.
+    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again if its process dies.
 
     Raises:
         PenstockError: as the work raised it.
-        AgainError: of any other exception.
+        AgainError: for any other exception.
     """
     ray.get(mailbox.call("starting"))
-    # As of a worker of Ray Train: a recipe may ask for its rank, or sum over all ranks.
+    # As in a worker of Ray Train: a recipe may use its rank, or sum over all ranks.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, work or run_rank)
     except PenstockError:
         raise
-    except Exception as error:  # whatever it is: a restart may help, and `train.retries` bounds them
+    except Exception as error:  # a restart may help, and `train.retries` bounds them
         raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
         if dist.is_initialized():  # else the recipe has ended it
@@ -124,41 +119,41 @@ def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankR
 
 
 def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, work: Callable[..., RankResult]) -> RankResult:
-    """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
+    """Register at the mailbox, train, and report an error to the driver. `actor` is None in a task."""
     answer_with_stacks()
     node = ray.get_runtime_context().get_node_id()
-    greeting = ray.get(mailbox.call("start", group.rank, socket.gethostname(), os.getpid(), actor, node))
-    if actor is None and greeting["restart"]:
-        mailbox.call("lost", [group.rank])  # Ray Train's controller would have said so
-    client = RayMailboxClient(mailbox, greeting["restart"])
+    registered = ray.get(mailbox.call("start", group.rank, socket.gethostname(), os.getpid(), actor, node))
+    if actor is None and registered["restart"]:
+        mailbox.call("lost", [group.rank])  # else Ray Train's controller reports it
+    client = RayMailboxClient(mailbox, registered["restart"])
     try:
-        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
-            must_see_mark(job.run_storage, job.attempt)
-            return work(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, registered["restart"]), group.rank):
+            check_storage_probe(job.run_storage, job.attempt)
+            return work(job, group, client, stop=registered["stop"], restart=registered["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
 
 
-def leave_mark(run_storage: Storage, attempt: int) -> None:
-    """Write, in the driver, a file that every rank must be able to read."""
-    run_storage.write_json(_MARK, {"attempt": attempt})
+def write_storage_probe(run_storage: Storage, attempt: int) -> None:
+    """Write a file that every rank must be able to read. Runs in the driver."""
+    run_storage.write_json(_PROBE, {"attempt": attempt})
 
 
-def must_see_mark(run_storage: Storage, attempt: int) -> None:
-    """Look for the driver's mark from a rank. A node that joined after the driver asked all of them was not asked.
+def check_storage_probe(run_storage: Storage, attempt: int) -> None:
+    """Read the driver's file in a rank: a node that joined late was not checked by the preflight.
 
     Raises:
-        PreflightError: it is not there: checkpoints written here would be lost, and those of others are not found.
+        PreflightError: it is not there: checkpoints written here would be lost, and those of others not found.
     """
     try:
-        found = run_storage.read_json(_MARK)["attempt"]
+        found = run_storage.read_json(_PROBE)["attempt"]
     except FileNotFoundError:
         found = None
     if found != attempt:
         raise PreflightError(
-            f"{socket.gethostname()}, a node that joined the Ray cluster after its nodes were asked, does not see "
-            f"{run_storage.uri('')}, where this run is kept",
+            f"{socket.gethostname()}, a node that joined the Ray cluster after its nodes were checked, does not see "
+            f"{run_storage.uri('')}, the storage of this run",
             next_step="set `storage` to s3:// or to a folder that every node mounts under the same path; or take that node out "
             "(`ray stop` there), and run the same command: it continues",
         )
@@ -168,20 +163,20 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     """Train as one rank of `group`. A collective.
 
     Args:
-        job: what to train.
+        job: the training.
         group: the ranks.
-        client: how rank 0 reaches the driver.
+        client: delivers rank 0's events to the driver.
         stop: a stop was requested before this worker started.
-        restart: how many worker groups of this attempt were before this one.
+        restart: number of worker groups of this attempt before this one.
     """
     make_deterministic(job.spec.cpus_per_worker)
-    # One answer for all: a rank that left alone would let the others wait for it.
+    # The same on all ranks: they would wait for a rank that left alone.
     stop = group.from_first(stop)
     feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
     validation = None
     if job.manifest.rows.get("validation"):
         validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
-    # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
+    # Weights start the same on every rank and for every number of ranks; later draws differ per rank.
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
@@ -221,19 +216,19 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         if checkpoint is not None:
             observer.resumed(checkpoint, [*warnings, *changes])
         if begun_with:
-            observer.tell(begun_with)
+            observer.notify(begun_with)
 
-        def tell(operation: str) -> None:
-            if learner.model.training:  # what validation does changes no weight
-                observer.chance(operation)
+        def report(operation: str) -> None:
+            if learner.model.training:  # validation changes no weight
+                observer.nondeterministic_op(operation)
 
         try:
-            with reporting_nondeterminism(tell):
+            with reporting_nondeterminism(report):
                 end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
             written = observer.finish()
         except LeaseHeldError as error:
-            # Now: the driver that could tell it may be out of reach, and the observer's end waits for it.
-            say_in_log(error.message)
+            # At once: the driver may be out of reach, and the observer's end waits for it.
+            write_to_worker_log(error.message)
             raise
     exactness = observer.exactness or start.exactness
     return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
@@ -242,11 +237,10 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 def _continue_from(
     checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner, environment: dict[str, str]
 ) -> tuple[TrainState, CheckpointFacts, list[str]]:
-    """Put the learner and this rank's generators where the checkpoint was.
+    """Restore the learner and this rank's random generators from the checkpoint.
 
     Returns:
-        (state, facts, warnings): where to go on, what checkpoints written from here say about themselves, and what of the
-        optimizer is not as it was.
+        (state, facts, warnings): facts for the checkpoints written from here on, and warnings of changed optimizer settings.
 
     Raises:
         ResumeError: the checkpoint is from another training.
@@ -289,10 +283,10 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
 def agree_on_checkpoint(
     store: CheckpointStore, writer: Writer, group: Group, avoid: Callable[[CheckpointManifest], str | None] | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later.
+    """Find the newest checkpoint that can be trusted, on rank 0; the others get its answer, for they may see the storage later.
 
     Args:
-        avoid: as of `CheckpointStore.newest_valid`.
+        avoid: as for `CheckpointStore.newest_valid`.
     """
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:

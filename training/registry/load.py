@@ -15,7 +15,7 @@ from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.start_from import StartWeights
-from penstock.training.checkpoint.weights import weights_digest
+from penstock.training.checkpoint.state_files import weights_digest
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.registry import WEIGHTS_TAG
 

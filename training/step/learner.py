@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from penstock.errors import ResumeError, TrainingError
 from penstock.ingest.feed.lists import batch_rows_of
 from penstock.training.callbacks.callback import Callbacks
-from penstock.training.checkpoint.host_copy import after_copy, copied
-from penstock.training.checkpoint.packed import pack
-from penstock.training.checkpoint.weights import tensors_of
+from penstock.training.checkpoint.packed import after_copy, copied, pack
+from penstock.training.checkpoint.state_files import tensors_of
 from penstock.training.own_values import logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe

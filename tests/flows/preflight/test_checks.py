@@ -157,7 +157,7 @@ def test_unusable_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     check_storage(Storage(str(tmp_path / "state")))  # whose rows need no cache
     for size in ("abc", "-5", "0"):
         monkeypatch.setenv("PENSTOCK_CACHE_BYTES", size)
-        with pytest.raises(SpecError, match=f"PENSTOCK_CACHE_BYTES='{size}' is no size"):
+        with pytest.raises(SpecError, match=f"PENSTOCK_CACHE_BYTES='{size}' is not a size"):
             check_storage(Storage(str(tmp_path / "state")))
 
 

@@ -133,8 +133,8 @@ def test_unread_columns_differ_from_missing_ones(tmp_path: Path) -> None:
     [
         ("data.label=nothing", SpecError, "data.label: no file has a column 'nothing'"),
         ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the transforms"),
-        ("train.start_from=none.pt", SpecError, "train.start_from: 'none.pt' is no file of weights in"),
-        ("train.start_from=run:none", SpecError, "train.start_from: 'run:none' is no run with a torch model in"),
+        ("train.start_from=none.pt", SpecError, "train.start_from: 'none.pt' is not a file of weights in"),
+        ("train.start_from=run:none", SpecError, "train.start_from: 'run:none' is not a run with a torch model in"),
         ("train.workers=64", PreflightError, "64 workers of 0.5 CPUs need 32 CPUs"),
         ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
     ],
@@ -170,7 +170,7 @@ finally:
 def test_missing_start_weights_refused_before_torch_loads(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=2)
     told = subprocess.run([sys.executable, "-c", BEFORE_LIBRARIES, str(file)], capture_output=True, text=True, cwd=ROOT)
-    assert told.stdout == "False\n" and "SpecError: train.start_from: 'a.pt' is no file of weights" in told.stderr
+    assert told.stdout == "False\n" and "SpecError: train.start_from: 'a.pt' is not a file of weights" in told.stderr
     file.write_text(file.read_text().replace("  recipe:", "  start_from: a.pt\n  recipe:"))
     cli._read_spec(file, None, to_train=False)  # `clean` makes room in such a pipeline, too
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.training.checkpoint import host_copy
+from penstock.training.checkpoint import packed
 from penstock.training.checkpoint.packed import pack, unpack
 
 
@@ -118,9 +118,9 @@ def test_copy_is_made_without_pinned_memory(monkeypatch: pytest.MonkeyPatch, cap
             raise RuntimeError("CUDA error: out of memory")
         return empty(*arguments, **options)
 
-    monkeypatch.setattr(host_copy.torch, "empty", refusing)
+    monkeypatch.setattr(packed.torch, "empty", refusing)
     on_a_gpu = SimpleNamespace(is_cuda=True)
-    assert host_copy.host_memory([2, 3], torch.float32, like=[on_a_gpu]).shape == (2, 3)
+    assert packed._host_memory([2, 3], torch.float32, like=[on_a_gpu]).shape == (2, 3)
     assert "no memory can be pinned" in caplog.text
 
 
@@ -128,7 +128,7 @@ def test_memory_for_a_copy_is_not_filled_first() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         for _ in range(3):
-            host_copy.host_memory([8], torch.float32, like=[])
+            packed._host_memory([8], torch.float32, like=[])
             assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
             assert torch.empty(8).isnan().all()
     finally:

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.training.checkpoint.weights import weights_digest
+from penstock.training.checkpoint.state_files import weights_digest
 
 
 def some_weights() -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def some_weights() -> dict[str, Tensor]:
     }
 
 
-def test_the_same_weights_in_another_order_or_layout_are_the_same() -> None:
+def test_order_and_layout_do_not_change_the_digest() -> None:
     weights = some_weights()
     transposed = {**weights, "b.weight": weights["b.weight"].t().contiguous().t()}
     assert not transposed["b.weight"].is_contiguous()
@@ -56,7 +56,7 @@ def test_names_count() -> None:
     assert weights_digest({"a": torch.zeros(2)}) != weights_digest({"b": torch.zeros(2)})
 
 
-def test_a_safetensors_file_has_the_digest_of_what_was_saved(tmp_path: Path) -> None:
+def test_safetensors_file_has_the_digest_of_its_weights(tmp_path: Path) -> None:
     weights = some_weights()
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
     assert weights_digest(safetensors.torch.load_file(tmp_path / "model.safetensors")) == weights_digest(weights)

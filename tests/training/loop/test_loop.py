@@ -53,9 +53,7 @@ def recorded(folder: Path, run: str, attempt: int) -> list[dict[str, Any]]:
         pytest.param("Digits", {"compile": True}, marks=pytest.mark.drill),
     ],
 )
-def test_stopped_twice_it_ends_with_the_weights_of_an_uninterrupted_run(
-    tmp_path: Path, recipe: str, spec: dict[str, Any]
-) -> None:
+def test_two_stops_change_no_weights(tmp_path: Path, recipe: str, spec: dict[str, Any]) -> None:
     train_alone(make_job(tmp_path, run="whole", recipe=recipe, **spec))
     for attempt, max_steps in enumerate([3, 9, None], start=1):
         train_alone(make_job(tmp_path, run="parts", recipe=recipe, attempt=attempt, max_steps=max_steps, **spec))
@@ -66,7 +64,7 @@ def test_stopped_twice_it_ends_with_the_weights_of_an_uninterrupted_run(
     assert parts.exactness == "bit-exact"
 
 
-def test_an_epoch_of_draws_ends_where_it_should_and_continues_exactly(tmp_path: Path) -> None:
+def test_sampled_epoch_ends_and_continues_exactly(tmp_path: Path) -> None:
     more: dict[str, Any] = {"recipe": "Scheduled", "sample": SampleSpec(balance="label", rows=500), "workers": 1}
     whole = make_job(tmp_path, run="whole", **more)
     assert whole.total_steps == 2 * 11  # of 48 rows
@@ -89,7 +87,7 @@ def test_the_last_step_of_an_epoch_is_dropped_or_filled(tmp_path: Path, last: st
     assert newest(tmp_path, "run").step == 2 * steps
 
 
-def test_the_digest_would_notice_a_forgotten_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_notices_a_forgotten_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_alone(make_job(tmp_path, run="whole"))
     monkeypatch.setattr("penstock.training.on_ray.worker.restore_rng", lambda state, device: None)
     train_alone(make_job(tmp_path, run="parts", max_steps=3))
@@ -97,7 +95,7 @@ def test_the_digest_would_notice_a_forgotten_generator(tmp_path: Path, monkeypat
     assert newest(tmp_path, "whole").weights_digest != newest(tmp_path, "parts").weights_digest
 
 
-def test_how_often_one_validates_and_saves_does_not_change_the_weights(tmp_path: Path) -> None:
+def test_validation_and_save_cadence_change_no_weights(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="seldom"))
     often = make_job(tmp_path, run="often", validate_every_steps=2, checkpoint={"every_steps": 1, "every_s": 0.001})
     train_alone(often)
@@ -111,7 +109,7 @@ def test_more_epochs_later_continue_the_finished_run(tmp_path: Path) -> None:
     assert newest(tmp_path, "at-once").weights_digest == newest(tmp_path, "later").weights_digest
 
 
-def test_a_finished_run_does_nothing_when_started_again(tmp_path: Path) -> None:
+def test_finished_run_does_nothing_again(tmp_path: Path) -> None:
     first = train_alone(make_job(tmp_path))
     client = ListClient()
     again = train_alone(make_job(tmp_path, attempt=2), client)
@@ -121,7 +119,7 @@ def test_a_finished_run_does_nothing_when_started_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2  # one per epoch
 
 
-def test_a_stop_saves_at_the_next_step_and_the_next_attempt_goes_on_there(tmp_path: Path) -> None:
+def test_stop_saves_at_next_step_and_next_attempt_continues(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="whole"))
     client = ListClient(stop_after_step=1)
     spec: dict[str, Any] = {"recipe": "Slow", "params": {"seconds": 0.1}}
@@ -136,7 +134,7 @@ def test_a_stop_saves_at_the_next_step_and_the_next_attempt_goes_on_there(tmp_pa
     assert [(event.step, event.exactness) for event in resumed] == [(stopped.state.step, "bit-exact")]
 
 
-def test_a_loss_that_leads_to_no_parameter_is_the_recipes_error_and_no_lost_worker(tmp_path: Path) -> None:
+def test_loss_without_gradient_is_a_recipe_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"Detached: loss\(\) returned a tensor that does not depend on the model's param"):
         train_alone(make_job(tmp_path, recipe="Detached"))
 
@@ -147,7 +145,7 @@ def test_a_stop_before_the_first_step_writes_nothing(tmp_path: Path) -> None:
     assert (result.status, result.state.step, result.checkpoint) == ("interrupted", 0, None)
 
 
-def test_every_row_is_learned_once_per_epoch_across_a_stop(tmp_path: Path) -> None:
+def test_rows_are_learned_once_per_epoch_across_a_stop(tmp_path: Path) -> None:
     for attempt, max_steps in enumerate([3, 9, None], start=1):
         train_alone(make_job(tmp_path, attempt=attempt, max_steps=max_steps))
     steps = [record for attempt in (1, 2, 3) for record in recorded(tmp_path, "run", attempt)]
@@ -180,7 +178,7 @@ def test_every_step_has_one_point_and_the_journal_holds_them_all(tmp_path: Path)
     assert progress[-1].step == progress[-1].total_steps == STEPS
 
 
-def test_points_of_steps_that_are_executed_again_are_sealed_once(tmp_path: Path) -> None:
+def test_repeated_steps_have_points_once(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=9, checkpoint={"every_steps": 3, "every_s": None}))
     store = CheckpointStore(Storage(str(tmp_path / "run")))
     newest_one = store.committed()[0]
@@ -191,7 +189,7 @@ def test_points_of_steps_that_are_executed_again_are_sealed_once(tmp_path: Path)
     assert sealed == list(range(1, STEPS + 1))
 
 
-def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(tmp_path: Path) -> None:
+def test_damaged_checkpoint_costs_steps_and_no_bits(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, run="whole"))
     train_alone(make_job(tmp_path, max_steps=9, checkpoint={"every_steps": 4, "every_s": None}))
     store = CheckpointStore(Storage(str(tmp_path / "run")))
@@ -220,7 +218,7 @@ def test_the_end_is_saved_even_if_nothing_asks_for_it(tmp_path: Path) -> None:
     assert [c.manifest.step for c in CheckpointStore(Storage(str(tmp_path / "run"))).committed()] == [4]
 
 
-def test_a_changed_rate_in_params_is_applied_with_its_schedule_and_told(tmp_path: Path) -> None:
+def test_changed_rate_in_params_is_applied_with_warning(tmp_path: Path) -> None:
     def rates(run: str, **more: Any) -> dict[int, float]:
         client = ListClient()
         train_alone(make_job(tmp_path, run=run, recipe="Scheduled", max_steps=6, **more), client)
@@ -235,7 +233,7 @@ def test_a_changed_rate_in_params_is_applied_with_its_schedule_and_told(tmp_path
     assert changed == {step: whole[step] for step in (4, 5, 6)}
 
 
-def test_a_changed_learning_rate_is_applied_and_told(tmp_path: Path) -> None:
+def test_changed_learning_rate_is_applied_with_warning(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=3, learning_rate=1e-2))
     client = ListClient()
     result = train_alone(make_job(tmp_path, attempt=2, learning_rate=1e-3), client)
@@ -248,7 +246,7 @@ def test_a_changed_learning_rate_is_applied_and_told(tmp_path: Path) -> None:
     assert third.exactness == result.exactness, "what an earlier attempt changed is not forgotten"
 
 
-def test_a_changed_recipe_is_told_by_the_file_that_changed(tmp_path: Path) -> None:
+def test_changed_recipe_names_the_changed_file(tmp_path: Path) -> None:
     job = make_job(tmp_path, max_steps=3)
     train_alone(job)
     code = job.code.model_copy(update={"reached": {**job.code.reached, "words.txt": "other"}})
@@ -256,7 +254,7 @@ def test_a_changed_recipe_is_told_by_the_file_that_changed(tmp_path: Path) -> No
     assert result.exactness == "same-order: the recipe's code (words.txt)"
 
 
-def test_an_operation_whose_bits_differ_is_told_once_and_not_forgotten(tmp_path: Path) -> None:
+def test_nondeterministic_op_warns_once_and_is_recorded(tmp_path: Path) -> None:
     client = ListClient()
     reason = "same-order: put_ is not deterministic"
     with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation") as shown:
@@ -271,7 +269,7 @@ def test_an_operation_whose_bits_differ_is_told_once_and_not_forgotten(tmp_path:
     assert len([event for event in client.events if isinstance(event, Warned)]) == 1
 
 
-def test_what_only_validation_does_costs_no_exactness(tmp_path: Path) -> None:
+def test_nondeterminism_in_validation_keeps_bit_exact(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="put_"):
         result = train_alone(make_job(tmp_path, recipe="ChanceInPredict"))
     assert result.exactness == "bit-exact"
@@ -293,7 +291,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         train_alone(make_job(tmp_path, attempt=2, params={"hidden": 33}))
 
 
-def test_a_checkpoint_that_cannot_be_written_stops_training(tmp_path: Path) -> None:
+def test_failed_checkpoint_stops_training(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "nowhere")
@@ -313,24 +311,24 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     assert kept is not None and kept.manifest.step == min(measured)[1]
 
 
-def test_a_best_metric_that_is_not_measured_is_refused_at_once(tmp_path: Path) -> None:
+def test_unmeasured_best_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="val/acuracy") as caught:
         train_alone(make_job(tmp_path, checkpoint={"best": {"metric": "val/acuracy"}}))
     assert "val/accuracy" in str(caught.value)
 
 
-def test_a_bug_in_the_recipe_names_file_and_line(tmp_path: Path) -> None:
+def test_recipe_bug_names_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+ in loss"):
         train_alone(make_job(tmp_path, recipe="Broken"))
 
 
-def test_a_recipe_with_only_a_loss_trains_and_validates(tmp_path: Path) -> None:
+def test_recipe_with_only_a_loss_trains_and_validates(tmp_path: Path) -> None:
     client = ListClient()
     train_alone(make_job(tmp_path, recipe="OnlyLoss"), client)
     assert {name for point in points(client) for name in point.values if name.startswith("val/")} == {"val/loss"}
 
 
-def test_a_loss_that_is_not_a_number_ends_training_and_saves_nothing_after_it(tmp_path: Path) -> None:
+def test_nan_loss_ends_training_and_saves_nothing_later(tmp_path: Path) -> None:
     job = make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37, checkpoint={"every_steps": 1})
     with pytest.raises(TrainingError, match=r"(the training loss is|the weight .* is not a number) .*nothing was saved"):
         train_alone(job)
@@ -339,7 +337,7 @@ def test_a_loss_that_is_not_a_number_ends_training_and_saves_nothing_after_it(tm
         assert not any(tensor.isnan().any() for tensor in weights_of(checkpoint.storage).values())
 
 
-def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
+def test_nonfinite_loss_warns_once(tmp_path: Path) -> None:
     client = ListClient()
     train_alone(make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37, on_nan="warn"), client)
     warned = [event.message for event in client.events if isinstance(event, Warned)]
@@ -347,7 +345,7 @@ def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
     assert newest(tmp_path, "run").metrics["train/loss"] is None
 
 
-def test_the_first_step_waits_for_no_library_that_is_needed_later_or_never(tmp_path: Path) -> None:
+def test_first_step_imports_only_needed_libraries(tmp_path: Path) -> None:
     """torchmetrics brings matplotlib: half a second before the first step of every worker."""
     script = """
 import sys

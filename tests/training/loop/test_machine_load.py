@@ -29,7 +29,7 @@ class Nvml:
     nvmlDeviceGetUtilizationRates = staticmethod(lambda handle: SimpleNamespace(gpu=30 * handle))
 
 
-def test_a_sample_is_taken_when_it_is_due_and_its_failure_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_is_taken_when_due_and_failure_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml)
     now = [0.0]
     sampler = MachineSampler(every_s=10, clock=lambda: now[0])
@@ -53,7 +53,7 @@ def test_a_sample_is_taken_when_it_is_due_and_its_failure_is_told_once(monkeypat
 
     monkeypatch.setattr(psutil, "disk_usage", fails)
     now[0] = 30
-    assert sampler.take() == [Warned(message="no charts of the machine from here on: OSError: no such disk")]
+    assert sampler.take() == [Warned(message="no more charts of the machine: OSError: no such disk")]
     now[0] = 1e9
     assert sampler.take() == []
 

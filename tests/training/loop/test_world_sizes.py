@@ -69,7 +69,7 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     return "written"
 
 
-def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
+def test_lost_rank_is_not_a_write_error(tmp_path: Path) -> None:
     # A CheckpointError would end the run: what a lost worker raises is tried again.
     assert run_ranks(write_what_the_other_rank_never_sends, 2, tmp_path)[0] == "RuntimeError[]"
 
@@ -91,13 +91,13 @@ def error_of(group: Group, job: TrainJob) -> str:
     return "finished"
 
 
-def test_what_cannot_be_written_ends_training_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_ends_training_and_leaves_nothing(tmp_path: Path) -> None:
     told = run_ranks(write_where_this_rank_cannot, 2, make_job(tmp_path, workers=2, checkpoint={"every_steps": 2}))
     assert told[0].startswith("CheckpointError: cannot write checkpoint") and "no space left" in told[0]
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
-def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
+def test_nan_weights_on_two_ranks_leave_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
     told = run_ranks(error_of, 2, job)
     # The next step's loss may be looked at before the weights are.
@@ -105,7 +105,7 @@ def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) 
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
-def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) -> None:
+def test_extra_state_of_modules_is_rank_0s(tmp_path: Path) -> None:
     # Each rank counts its own rows: 83 are divided unevenly, so another rank's count would change the average.
     spec = {"recipe": "Counting", "workers": 2, "batch_rows": 83}
     whole = make_job(tmp_path, run="whole", **spec)
@@ -134,14 +134,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_global_batch_holds_the_same_rows_in_the_same_order(trained: Path) -> None:
+def test_global_batches_do_not_depend_on_world_size(trained: Path) -> None:
     alone = global_batches(trained, "rows-1")
     assert [len(rows) for rows in alone.values()] == [83, 83, 83, 83, 1] * 2
     assert global_batches(trained, "rows-2") == alone
     assert global_batches(trained, "rows-4") == alone
 
 
-def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -> None:
+def test_other_world_size_keeps_rows_and_is_same_order(tmp_path: Path) -> None:
     train_ranks(make_job(tmp_path, run="whole"))
     sizes = [(1, 3), (4, 7), (2, None)]
     for attempt, (workers, max_steps) in enumerate(sizes, start=1):
@@ -159,7 +159,7 @@ def test_the_gradient_is_the_mean_over_the_global_batch(trained: Path, workers: 
     assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
 
 
-def test_validation_counts_every_row_once_on_any_number_of_ranks(trained: Path) -> None:
+def test_validation_counts_each_row_once_on_any_ranks(trained: Path) -> None:
     measured = [newest(trained, f"frozen-{workers}").manifest.metrics for workers in SIZES]
     assert measured[0]["val/accuracy"] == measured[1]["val/accuracy"] == measured[2]["val/accuracy"]
     assert measured[0]["val/f1"] == pytest.approx(measured[2]["val/f1"], rel=1e-6)
@@ -167,7 +167,7 @@ def test_validation_counts_every_row_once_on_any_number_of_ranks(trained: Path) 
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.drill)])
-def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, workers: int) -> None:
+def test_two_stops_of_a_group_change_no_weights(tmp_path: Path, workers: int) -> None:
     spec = {"recipe": "Scheduled", "workers": workers, "params": {"hidden": 600}}
     whole = make_job(tmp_path, run="whole", **spec)
     parts = [
@@ -181,7 +181,7 @@ def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp
 
 
 @pytest.mark.drill
-def test_buckets_that_ddp_lays_out_by_its_first_batch_would_cost_the_last_bit(tmp_path: Path) -> None:
+def test_ddp_buckets_do_not_depend_on_the_first_batch(tmp_path: Path) -> None:
     """Why training begins with a backward of zeros. If this fails, DDP has changed and it may go."""
     spec = {"recipe": "Scheduled", "workers": 4, "params": {"hidden": 600}}
     jobs = (
@@ -205,7 +205,7 @@ def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankRe
     ("recipe", "accumulate", "workers"),
     [pytest.param("Branches", 1, 4, marks=pytest.mark.drill), ("Branches", 3, 2), ("Sparse", 2, 3)],
 )
-def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
+def test_parameters_unused_on_some_ranks_or_steps_train(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
     # Batches of 10 rows: half of them hold no label 3, and of 4 ranks some hold none in most steps. The last has 3 rows.
     spec = {"recipe": recipe, "batch_rows": 10, "accumulate": accumulate}
     train_ranks(make_job(tmp_path, run="alone", recipe=recipe, batch_rows=10))
@@ -239,18 +239,18 @@ def layouts_that_ddp_sums(group: Group, job: TrainJob) -> set[bool]:
     return seen
 
 
-def test_gloo_sums_no_sparse_gradients(tmp_path: Path) -> None:
+def test_gloo_refuses_sparse_gradients(tmp_path: Path) -> None:
     """It would corrupt memory about once in a thousand trainings: see training/step/gradients.py."""
     job = make_job(tmp_path, recipe="Sparse", batch_rows=10, workers=2, max_steps=20)
     assert run_ranks(layouts_that_ddp_sums, 2, job) == [{False}, {False}]
 
 
-def test_a_sparse_embedding_with_another_use_is_told(tmp_path: Path) -> None:
+def test_sparse_embedding_with_other_use_is_refused(tmp_path: Path) -> None:
     told = run_ranks(error_of, 2, make_job(tmp_path, recipe="Tied", workers=2, max_steps=2))
     assert any(re.match(r"TrainingError: the weight \[10, 64\] of an embedding .* dense gradient", one) for one in told)
 
 
-def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
+def test_recipe_may_freeze_parameters_during_training(tmp_path: Path) -> None:
     spec = {"recipe": "Freezing", "batch_rows": 10}
     train_ranks(make_job(tmp_path, run="alone", **spec))
     train_ranks(make_job(tmp_path, run="together", workers=2, **spec))
@@ -263,7 +263,7 @@ def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
     )
 
 
-def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:
+def test_group_continues_with_ranks_without_rows(tmp_path: Path) -> None:
     spec = {"recipe": "Linear", "batch_rows": 83, "workers": 4, "precision": "fp16"}  # the fifth batch has one row
     parts = [
         make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **spec)
@@ -313,7 +313,7 @@ def facts_of_all(group: Group) -> list[dict[str, str]]:
     return group.everyones({"rank": str(group.rank)})
 
 
-def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
+def test_ranks_get_facts_of_all_in_order() -> None:
     assert run_ranks(facts_of_all, 2) == [[{"rank": "0"}, {"rank": "1"}]] * 2
 
 
@@ -330,7 +330,7 @@ def test_other_cpu_of_one_rank_ends_bit_exactness(tmp_path: Path) -> None:
     assert re.fullmatch("same-order: CPU .* -> rank 0: .*, rank 1: .* of another maker", said)
 
 
-def test_a_rank_that_waits_hears_that_another_has_failed() -> None:
+def test_waiting_rank_learns_of_a_failed_one() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         run_ranks(fail_on_rank_1, 2)
 
@@ -349,7 +349,7 @@ class Collective:
         return batch["label"].mean()
 
 
-def test_a_rank_that_is_lost_in_a_collective_of_the_recipe_is_no_error_of_the_recipe() -> None:
+def test_rank_lost_in_recipes_collective_is_not_a_recipe_error() -> None:
     with pytest.raises(RuntimeError) as caught:
         run_ranks(lose_the_other, 2)
     assert not isinstance(caught.value, PenstockError)

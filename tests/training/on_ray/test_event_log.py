@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
 from penstock.training.events import Event, Failure, Stalled, TrainProgress, WorkersStarting, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
-from tests.training.digits import make_job, train_alone
+from tests.training.digits import make_job
 
 
 def attempt_after(folder: Path, *events: Event) -> EventLog:
@@ -37,13 +37,13 @@ def started(rank: int, restart: int) -> WorkerStarted:
     return WorkerStarted(rank=rank, host="h", pid=1, restart=restart)
 
 
-def test_an_error_of_a_rank_wins_over_broken_connections_before_it(tmp_path: Path) -> None:
+def test_penstock_error_wins_over_broken_connections(tmp_path: Path) -> None:
     bad_row = DataError("row 7 is bad")
     attempt = attempt_after(tmp_path, failure(0, "RuntimeError: peer"), failure(1, "DataError", bad_row))
     assert attempt.error(GroupError()) is bad_row
 
 
-def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> None:
+def test_silent_death_wins_over_broken_connections(tmp_path: Path) -> None:
     error = attempt_after(tmp_path, failure(0, "RuntimeError: connection closed by peer")).error(GroupError())
     assert error.message == (
         "training failed: the process of rank 1 died before a step was done: it crashed, or it was killed "
@@ -52,7 +52,7 @@ def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> No
     assert error.problems == ("The actor died", "pid 7")
 
 
-def test_a_crash_that_repeats_is_told_with_the_steps_after_which_it_came(tmp_path: Path) -> None:
+def test_repeated_crash_lists_the_steps_before_it(tmp_path: Path) -> None:
     def tried(restart: int, *steps: int) -> list[Event]:
         progress = [TrainProgress(step=step, total_steps=9, epoch=0, rows_per_s=1.0) for step in steps]
         return [WorkersStarting(), WorkersStarting(), started(0, restart), *progress]
@@ -66,13 +66,13 @@ def test_a_crash_that_repeats_is_told_with_the_steps_after_which_it_came(tmp_pat
     )
 
 
-def test_of_equal_failures_the_first_that_arrived_is_shown_and_the_others_are_counted(tmp_path: Path) -> None:
+def test_first_of_equal_failures_is_shown_and_others_counted(tmp_path: Path) -> None:
     events = [failure(0, "OSError: first"), failure(2, "RuntimeError: late"), failure(1, "RuntimeError: later")]
     error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
     assert error.message == "training failed: rank 0: OSError: first (2 other ranks failed with it)"
 
 
-def test_a_rank_that_hung_is_blamed_and_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
+def test_hung_rank_is_blamed_not_the_waiting_one(tmp_path: Path) -> None:
     stalled = Stalled(message="", blamed="rank 1 is in user code (model.py:3 in loss)")
     late = failure(0, "RuntimeError: timed out")
     error = attempt_after(tmp_path, stalled, late).error(RuntimeError("x"))
@@ -82,7 +82,7 @@ def test_a_rank_that_hung_is_blamed_and_not_the_one_that_waited_for_it(tmp_path:
     assert "rank 1" not in attempt_after(tmp_path, stalled, goes_on, late).error(RuntimeError("x")).message
 
 
-def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
+def test_failures_before_a_restart_are_dropped(tmp_path: Path) -> None:
     events = [started(0, 0), failure(0, "OSError: old"), started(1, 1), started(0, 1), failure(0, "OSError: new")]
     error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
     assert error.message == "training failed after 1 restart: rank 0: OSError: new"
@@ -91,14 +91,10 @@ def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
 def test_an_error_of_ray_itself_is_shown(tmp_path: Path) -> None:
     error = attempt_after(tmp_path).error(ValueError("no resources"))
     assert error.message == "training failed: ValueError: no resources"
-    assert error.next_step == "run the same command again; it begins anew, as no checkpoint was written yet"
-
-
-def test_the_next_attempt_is_said_to_begin_where_it_will(tmp_path: Path) -> None:
-    job = make_job(tmp_path, max_steps=3)
-    train_alone(job)
-    error = EventLog(job, lambda events: None).error(OSError("the cable"))
-    assert error.next_step == "run the same command again; it continues from step 3"
+    assert (
+        error.next_step
+        == "run the same command again; it continues from the newest checkpoint, or begins anew if there is none"
+    )
 
 
 @pytest.mark.parametrize("restart", [1, 2])
@@ -109,7 +105,7 @@ def test_restarts_are_counted(tmp_path: Path, restart: int) -> None:
 
 
 @pytest.mark.parametrize("stop", [Interrupted(signal.SIGINT), LeaseHeldError("taken over")])
-def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Path, stop: PenstockError) -> None:
+def test_stop_during_listener_is_raised(tmp_path: Path, stop: PenstockError) -> None:
     def listen(events: list[Event]) -> None:
         raise stop
 

@@ -52,7 +52,7 @@ def digest(folder: Path, run: str) -> str:
     ],
     ids=lambda spec: "-".join(map(str, spec.values())),
 )
-def test_stopped_twice_on_a_gpu_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path, spec: dict[str, Any]) -> None:
+def test_two_stops_on_a_gpu_change_no_weights(tmp_path: Path, spec: dict[str, Any]) -> None:
     whole = train_in_a_process(make_job(tmp_path, run="whole", **spec))
     assert whole.status == "finished"
     for attempt, max_steps in enumerate([3, 9, None], start=1):
@@ -61,7 +61,7 @@ def test_stopped_twice_on_a_gpu_the_weights_are_those_of_an_uninterrupted_run(tm
     assert digest(tmp_path, "parts") == digest(tmp_path, "whole")
 
 
-def test_on_another_kind_of_device_a_run_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_other_kind_of_device_continues_as_same_order(tmp_path: Path) -> None:
     train_here(make_job(tmp_path, max_steps=3))
     result = train_alone(make_job(tmp_path, attempt=2))
     assert result.status == "finished"
@@ -69,7 +69,7 @@ def test_on_another_kind_of_device_a_run_goes_on_and_says_so(tmp_path: Path) -> 
     assert " -> cpu" in result.exactness
 
 
-def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
+def test_save_holds_the_state_of_its_call(tmp_path: Path) -> None:
     job = make_job(tmp_path, params={"hidden": 2000})
     recipe = load_recipe(job.code, job.spec.params)
     learner = Learner(recipe, recipe.build_model(SCHEMA), job.spec, Group(0, 1, GPU))

@@ -88,7 +88,7 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_call_to_ray_that_fails_ends_in_an_error_of_ours_and_the_next_attempt_ends_the_same(
+def test_failed_ray_call_ends_attempt_with_training_error(
     tmp_path: Path, train_with: Callable[..., TrainOutcome], error: str
 ) -> None:
     def job(name: str, attempt: int = 1) -> TrainJob:

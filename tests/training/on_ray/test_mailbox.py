@@ -17,7 +17,7 @@ from penstock.storage import Storage
 from penstock.training.events import CheckpointCommitted, Event, Failure, Saving, Warned, WorkersLost, WorkerStarted
 from penstock.training.loop.event_sender import Courier
 from penstock.training.on_ray.mailbox import Mailbox, Mailboxes, MailboxHandle, RayMailboxClient
-from penstock.training.on_ray.worker import leave_mark, must_see_mark
+from penstock.training.on_ray.worker import check_storage_probe, write_storage_probe
 
 AWAY = ActorUnavailableError("the node does not answer", None)
 
@@ -51,7 +51,7 @@ def ray_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lost", [["call"], ["answer"], ["call", "answer", "call"]])
-def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_stops_nothing(lost: list[str]) -> None:
+def test_unreachable_mailbox_gets_each_event_once(lost: list[str]) -> None:
     mailboxes = Mailboxes()
     client = RayMailboxClient(MailboxHandle(Handle(mailboxes, lost), "attempt"), 0)
     first, second = Warned(message="first"), Warned(message="second")
@@ -61,11 +61,11 @@ def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_
     assert client.put([])
 
 
-def test_a_mailbox_that_is_gone_means_save_and_stop() -> None:
+def test_dead_mailbox_means_save_and_stop() -> None:
     assert RayMailboxClient(MailboxHandle(Handle(Mailboxes(), ["actor"]), "attempt"), 0).put([])
 
 
-def test_whoever_writes_when_the_attempt_is_over_is_asked_to_stop_and_no_other_attempt_hears_it() -> None:
+def test_write_after_attempt_end_is_dropped_and_answered_with_stop() -> None:
     mailboxes, late = Mailboxes(), Warned(message="late")
     over, next_one = (RayMailboxClient(MailboxHandle(Handle(mailboxes), name), 0) for name in ("over", "next"))
     assert [over.put([late]), next_one.put([])] == [False, False]
@@ -74,7 +74,7 @@ def test_whoever_writes_when_the_attempt_is_over_is_asked_to_stop_and_no_other_a
     assert [mailboxes.call(name, "take") for name in ("over", "next")] == [[], []]
 
 
-def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> None:
+def test_failed_delivery_warns_and_stop_still_arrives() -> None:
     delivered: list[Event] = []
 
     class Client:
@@ -91,11 +91,11 @@ def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> N
     courier.post(Saving(step=3))
     assert courier.stop_requested.wait(60)
     courier.close()
-    said = "1 event of training could not be passed on to the driver: RayError: of a new kind"
+    said = "1 event of training could not be delivered to the driver: RayError: of a new kind"
     assert delivered == [Warned(message=said)]
 
 
-def test_a_group_that_was_replaced_is_told_so_and_not_listened_to() -> None:
+def test_replaced_group_is_notified_and_ignored() -> None:
     mailbox, numbers = Mailbox(), count(1)
 
     def put(events: list[Event], restart: int) -> dict[str, bool]:
@@ -118,7 +118,7 @@ def test_a_group_that_was_replaced_is_told_so_and_not_listened_to() -> None:
     assert len([event for event in heard if isinstance(event, WorkerStarted)]) == 4
 
 
-def test_lost_workers_are_those_that_ended_without_an_error() -> None:
+def test_lost_workers_are_those_without_an_error() -> None:
     mailbox = Mailbox()
     mailbox.starting()
     for rank in (0, 1):
@@ -128,11 +128,11 @@ def test_lost_workers_are_those_that_ended_without_an_error() -> None:
     assert [event.who for event in mailbox.take() if isinstance(event, WorkersLost)] == ["rank 1 on node1 (pid 8)"]
 
 
-def test_a_rank_that_does_not_see_the_storage_names_its_node(tmp_path: Path) -> None:
+def test_rank_without_storage_names_its_node(tmp_path: Path) -> None:
     shared, own = Storage(str(tmp_path / "shared")), Storage(str(tmp_path / "own"))
-    leave_mark(shared, 2)
-    must_see_mark(shared, 2)
+    write_storage_probe(shared, 2)
+    check_storage_probe(shared, 2)
     for storage, attempt in ((own, 2), (shared, 3)):
         with pytest.raises(PreflightError) as refused:
-            must_see_mark(storage, attempt)
+            check_storage_probe(storage, attempt)
         assert socket.gethostname() in refused.value.message and str(storage.uri("")) in refused.value.message

@@ -32,7 +32,7 @@ def rank() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_a_process_writes_its_stacks_and_goes_on(rank: subprocess.Popen[str]) -> None:
+def test_process_writes_stacks_and_continues(rank: subprocess.Popen[str]) -> None:
     first, other, second = (*stacks_of([rank.pid, os.getpid()]), *stacks_of([rank.pid]))
     assert 'File "<string>", line 6' in first and second.count("line 6") == 1
     assert other == "", "a process that is not a rank is left alone"
@@ -40,7 +40,7 @@ def test_a_process_writes_its_stacks_and_goes_on(rank: subprocess.Popen[str]) ->
     assert rank.returncode == 0 and stacks_of([rank.pid]) == [""]
 
 
-def test_a_stopped_process_is_ended(rank: subprocess.Popen[str]) -> None:
+def test_stopped_process_is_killed(rank: subprocess.Popen[str]) -> None:
     rank.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WNOWAIT)
     (text,) = stacks_of([rank.pid])
@@ -58,7 +58,7 @@ def test_a_stopped_process_is_ended(rank: subprocess.Popen[str]) -> None:
         (["/srv/lib/python3.11/os.py", "/x/penstock/training/checkpoint/writer.py"], "reads or writes a checkpoint"),
     ],
 )
-def test_the_innermost_frame_that_is_not_a_librarys_counts(frames: list[str], place: str) -> None:
+def test_innermost_frame_outside_libraries_counts(frames: list[str], place: str) -> None:
     def thread(files: list[str]) -> str:
         return "Thread 0x1 (most recent call first):\n" + "".join(f'  File "{file}", line 3 in work\n' for file in files)
 

@@ -35,7 +35,7 @@ from penstock.training.model import ModelSpec, load_model, own_device
 from penstock.training.on_ray import trainer
 from penstock.training.on_ray.evaluation_helpers import start_helpers
 from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
-from penstock.training.on_ray.one_worker import needs_of_one_worker, on_one_worker
+from penstock.training.on_ray.one_worker import on_one_worker, worker_needs
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
@@ -131,7 +131,7 @@ def run_until_told_to_stop(job: TrainJob, group: Group, client: RayMailboxClient
 
 
 @pytest.mark.drill
-def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+def test_deaths_and_a_stop_change_no_weights(tmp_path: Path) -> None:
     """One run of three attempts: a death that no retry is left for, a stop, and a death with a retry."""
     actors: set[str] = set()
     watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
@@ -168,7 +168,7 @@ def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(t
 
 
 @pytest.mark.drill
-def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
+def test_unneeded_processes_stay_off_failing_listener_stops_nothing(tmp_path: Path) -> None:
     connect()  # the actor that is asked for workers lives as long as the cluster
     actors: set[str] = set()
     watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
@@ -186,7 +186,7 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
 
-def test_a_stopped_rank_is_named_and_all_are_started_again(tmp_path: Path) -> None:
+def test_stopped_rank_is_named_and_all_restart(tmp_path: Path) -> None:
     watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGSTOP))
     outcome = run(tmp_path, "stopped", watcher, **SLOW, max_steps=40, stall_s=3)
     assert (outcome.status, outcome.restarts) == ("finished", 1)
@@ -205,7 +205,7 @@ def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult
 
 
 @pytest.mark.drill
-def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_machine_failed(tmp_path: Path) -> None:
+def test_lone_worker_task_restarts_after_death_or_machine_failure(tmp_path: Path) -> None:
     done = tmp_path / "done"
     done.touch()
     alone = {**slow_until(done), "workers": 1, "max_steps": 7}
@@ -226,7 +226,7 @@ def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_mach
         run(tmp_path, "once", Watcher(), **alone, retries=0, work=lost_disk_once)
 
 
-def test_a_lone_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lone_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "STOP_GRACE_S", 0.5)
     monkeypatch.setattr(trainer, "KILL_GRACE_S", 3600.0)  # nobody gives up on Ray: only a worker that is gone ends the attempt
     stop = threading.Event()
@@ -241,7 +241,7 @@ def test_a_lone_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.drill
-def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
+def test_recipe_bug_is_reported_once_without_retry(tmp_path: Path) -> None:
     watcher = Watcher()
     with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+"):
         run(tmp_path, "broken", watcher, recipe="Broken", workers=2)
@@ -253,7 +253,7 @@ def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> Non
     [pytest.param(0, id="while Ray Train starts"), pytest.param(2, id="while it trains")],
 )
 @pytest.mark.drill
-def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
+def test_interruption_leaves_no_thread_in_ray(tmp_path: Path, started: int) -> None:
     """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and no message."""
     watcher = Watcher()
 
@@ -281,7 +281,7 @@ def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, s
     connect()
 
 
-def test_evaluation_on_the_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
+def test_cluster_evaluation_gives_the_same_numbers(tmp_path: Path) -> None:
     job = make_job(tmp_path, max_steps=3)
     train_alone(job)
     (checkpoint,) = CheckpointStore(job.run_storage).committed()
@@ -299,7 +299,7 @@ def test_evaluation_on_the_cluster_gives_the_same_numbers(tmp_path: Path) -> Non
     assert helped > 1 and shared.metrics == pytest.approx(alone.metrics, rel=1e-6) and shared.tables == alone.tables
 
 
-def test_a_model_is_measured_on_a_gpu_that_ray_has_given_and_on_no_other_of_the_node(tmp_path: Path) -> None:
+def test_model_is_measured_on_its_assigned_gpu_only(tmp_path: Path) -> None:
     spec = make_job(tmp_path, gpus=0).spec
     assert on_one_worker(spec, "evaluate", device_where_torch_sees_gpus, print) == "cpu"
     assert on_one_worker(spec, "evaluate", partial(device_where_torch_sees_gpus, given=["0"]), print) == "cuda"
@@ -326,7 +326,7 @@ def measured_with_help(job: TrainJob, model: ModelSpec, files: Storage) -> tuple
     return result, sum(helper.result() is not None for helper in started)
 
 
-def test_a_process_that_dies_on_the_cluster_is_told_and_what_is_raised_there_is_raised_here() -> None:
+def test_cluster_task_death_and_error_reach_the_driver() -> None:
     spec = TrainSpec(recipe="model.py:Net")
     with pytest.raises(TrainingError, match="the first batch: the process on the cluster died"):
         on_one_worker(spec, "the first batch", partial(os._exit, 3), print)
@@ -340,7 +340,7 @@ def loud(words: str) -> None:
     raise ConnectionError(f"refused {words}")
 
 
-def test_what_is_printed_or_raised_on_one_worker_is_written_here_and_there_without_secrets(
+def test_output_of_one_worker_hides_secrets_on_both_sides(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spec = TrainSpec(recipe="model.py:Net")
@@ -358,9 +358,7 @@ class Others:
     """Another user's work, on all CPUs."""
 
 
-def test_what_a_full_cluster_has_no_room_for_is_waited_for_with_a_word_and_not_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_cluster_times_out_with_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.training.on_ray.watcher.SHORT_S", 0.1)
     monkeypatch.setattr("penstock.training.on_ray.watcher.FIRST_S", 0.1)
     others = Others.remote()
@@ -381,7 +379,7 @@ def grows_to(*groups: tuple[dict[str, float], int]) -> None:
     ray._private.worker.global_worker.gcs_client.report_cluster_config(config.SerializeToString())
 
 
-def test_gpus_that_an_autoscaler_could_bring_are_waited_for_with_a_word_and_not_without_end(
+def test_autoscaler_gpus_time_out_with_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("penstock.training.on_ray.watcher.SHORT_S", 0.1)
@@ -389,7 +387,7 @@ def test_gpus_that_an_autoscaler_could_bring_are_waited_for_with_a_word_and_not_
     said: list[str] = []
     try:
         grows_to(({"CPU": 8, "GPU": 1}, 2))
-        need, (told,) = needs_of_one_worker(spec)
+        need, (told,) = worker_needs(spec)
         with pytest.raises(
             TrainingError, match=r"within 1 s \(train.wait_s\): still waiting for 1 more GPU: the cluster has 0"
         ):
@@ -400,4 +398,4 @@ def test_gpus_that_an_autoscaler_could_bring_are_waited_for_with_a_word_and_not_
     assert told == Notice(message="on 2 workers of 1 GPU each, which the cluster can grow to (train.gpus: auto)")
     waits = "evaluate: waiting for 1 more GPU: the cluster has 0, 1 worker needs 1. The command ends in"
     assert said[0].startswith(waits) and "(train.wait_s: 1)" in said[0]
-    assert needs_of_one_worker(spec)[0] == {"CPU": 1}
+    assert worker_needs(spec)[0] == {"CPU": 1}

@@ -87,7 +87,7 @@ def texts(events: Sequence[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, Notice)]
 
 
-def test_a_silent_node_is_named_after_15_seconds_and_then_rarely() -> None:
+def test_silent_node_is_named_after_15_s_then_rarely() -> None:
     bench = Bench(1, 1, 1)
     watcher = watch(bench)
     started(watcher, 1, 2)
@@ -98,7 +98,7 @@ def test_a_silent_node_is_named_after_15_seconds_and_then_rarely() -> None:
     assert seen(watcher, step(9)) == []
 
 
-def test_a_long_step_is_no_failure_and_once_known_no_news() -> None:
+def test_known_long_step_prints_no_line() -> None:
     bench = Bench(1, 1)
     watcher = watch(bench)
     started(watcher, 0, 1)
@@ -113,7 +113,7 @@ def test_a_long_step_is_no_failure_and_once_known_no_news() -> None:
     assert lines(watcher, bench, 60) == ["no step for 120 s; node0 (10.77.0.10) does not answer"]
 
 
-def test_a_write_that_takes_long_is_named() -> None:
+def test_long_write_is_named() -> None:
     bench = Bench(2)
     watcher = watch(bench)
     started(watcher, 0, 0)
@@ -123,7 +123,7 @@ def test_a_write_that_takes_long_is_named() -> None:
     assert lines(watcher, bench, 16) == ["all steps are done for 15 s; the workers have not ended yet"]
 
 
-def test_a_restart_says_what_it_lacks_and_ends_after_wait_s() -> None:
+def test_restart_names_lacking_cpus_and_ends_after_wait_s() -> None:
     bench = Bench(0, 1, 1)
     watcher = watch(bench, wait_s=60)
     started(watcher, 1, 2)
@@ -142,7 +142,7 @@ def test_a_restart_says_what_it_lacks_and_ends_after_wait_s() -> None:
     assert "the same command, which continues" in ended.value.next_step
 
 
-def test_workers_that_start_late_say_goodbye_to_the_wait() -> None:
+def test_late_workers_end_the_wait_message() -> None:
     bench = Bench(2, 2)
     watcher = watch(bench, wait_s=60)
     seen(watcher, WorkersStarting())
@@ -153,7 +153,7 @@ def test_workers_that_start_late_say_goodbye_to_the_wait() -> None:
     assert lines(watcher, bench, 14) == []
 
 
-def test_after_stall_s_the_ranks_that_do_not_wait_are_named_first() -> None:
+def test_stall_names_ranks_that_do_not_wait_first() -> None:
     bench = Bench(1, 1)
     waits, stuck = (
         Place("waits for the other ranks (a.py:1 in f)", waits=True),
@@ -173,7 +173,7 @@ def test_after_stall_s_the_ranks_that_do_not_wait_are_named_first() -> None:
     assert not [event for event in watcher.due() if isinstance(event, Stalled)]
 
 
-def test_a_silent_head_is_named_without_a_call_that_would_wait_for_it() -> None:
+def test_silent_head_is_named_without_a_ray_call() -> None:
     bench = Bench(1, 1)
     watcher = watch(bench)
     started(watcher, 0, 1)
@@ -198,7 +198,7 @@ def full_port() -> Iterator[int]:
             each.close()
 
 
-def test_a_node_whose_port_is_closed_or_never_answers_is_silent(full_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_with_closed_or_full_port_is_silent(full_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.training.on_ray.watcher.CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as living, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -231,13 +231,13 @@ def test_a_node_whose_port_is_closed_or_never_answers_is_silent(full_port: int, 
         (2, {"CPU": 1.0, "GPU": 1.0}, [{"CPU": 4.0, "GPU": 1.0}], "1 more GPU: the cluster has 1, train.workers: 2 needs 2"),
     ],
 )
-def test_needs_are_compared_node_by_node(
+def test_worker_needs_are_compared_by_node(
     workers: int, need: dict[str, float], nodes: list[dict[str, float]], missing: str | None
 ) -> None:
     assert missing_for_workers(workers, need, nodes) == missing
 
 
-def test_auto_uses_no_gpu_only_with_a_word_about_it() -> None:
+def test_gpus_auto_explains_unused_gpus() -> None:
     one = [{"CPU": 4.0, "GPU": 1.0}]
     assert gpus_of_auto(1, 1, one, None) == (1.0, "on 1 GPU (train.gpus: auto)", False)
     assert gpus_of_auto(2, 1, one, {"CPU": 64.0, "GPU": 8.0})[0] == 1.0

@@ -25,7 +25,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
-from penstock.training.checkpoint.weights import weights_digest
+from penstock.training.checkpoint.state_files import weights_digest
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.model import ModelSpec
 from penstock.training.registry import register
