@@ -23,7 +23,7 @@ from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
 from penstock.flows.looking_back import compare, explain, log, report, rows, status, ui
 from penstock.flows.operating import clean, deploy, doctor, predict, rollback
 from penstock.flows.options import HERE, File, Json, Set
-from penstock.machine.garbage import collect_rarely
+from penstock.machine.process import collect_rarely
 from penstock.messages import run_command
 from penstock.tasks.stages import StageName
 from penstock.temporary import user_folder

@@ -1,12 +1,12 @@
-"""How long does the embedded Prefect server live? As long as a penstock process of its state directory, and a few seconds more.
+"""How long does the embedded Prefect server run? As long as a penstock process of its state directory, and a few seconds more.
 
 `python -m penstock.flows.servers.prefect_server STATE_DIR` is that server, detached, on 127.0.0.1, with SQLite below
 STATE_DIR/prefect.
-Three locks, all released by the kernel when their holder dies, make several processes end up with one server:
+Three locks, all released by the kernel when their holder dies, let several processes share one server:
 
     start.lock    held while a process looks for a server, starts one, or decides to end it
     clients.lock  shared by every process that uses the server
-    server.lock   held by the server itself; when it is free, whatever server.json says is history
+    server.lock   held by the server itself; while it is free, server.json is out of date
 
 Prefect's own ephemeral mode is not used: it ends with the flow and then drops task runs that are still being recorded (46, 47
 and 50 of 50 in three measured runs). This server ends only when it is not used and its message queues are empty.
@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.machine.empty_database import copy_database, keep_database
-from penstock.machine.garbage import collect_rarely
+from penstock.machine.process import collect_rarely
 
 __all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
 
@@ -48,11 +48,11 @@ _IDLE_SERVICES = (
     "SCHEDULER",
     "TRIGGERS",
 )
-"""Loops that serve deployments, workers and automations. Nothing is scheduled on a server that ends with its last client."""
+"""Loops for deployments, workers and automations. Nothing is scheduled on a server that ends with its last client."""
 
 
 class ServerInfo(Section):
-    """Where the embedded server listens."""
+    """The address of the embedded server."""
 
     pid: int
     port: int
@@ -78,12 +78,12 @@ class ServerFiles:
         self.home.mkdir(parents=True, exist_ok=True)
 
     def open_lock(self, name: str) -> IO[bytes]:
-        """Open `name`.lock; closing the file releases whatever is held through it."""
+        """Open `name`.lock; closing the file releases the lock."""
         return open(self.home / f"{name}.lock", "ab")
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Hold a lock alone, waiting for it."""
+        """Wait for a lock and hold it alone in the block."""
         with self.open_lock(name) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -94,7 +94,7 @@ class ServerFiles:
             return try_lock(handle)
 
     def read_info(self) -> ServerInfo | None:
-        """What the running server wrote; None while it starts."""
+        """Return the address that the running server wrote; None while it starts."""
         try:
             return ServerInfo.model_validate_json(self._info.read_bytes())
         except (FileNotFoundError, ValidationError):
@@ -102,28 +102,28 @@ class ServerFiles:
 
     @property
     def database(self) -> Path:
-        """Where its flow runs are kept."""
+        """The SQLite file of its flow runs."""
         return self.home / "prefect.db"
 
     @property
     def is_used_here(self) -> bool:
-        """Whether the server that this process talks to is the running one."""
+        """Whether this process uses the running server."""
         own = self.read_info()
         return own is not None and own.url == os.environ.get("PREFECT_API_URL")
 
     def write_info(self, info: ServerInfo) -> None:
-        """Announce the server, all at once."""
+        """Publish the server's address, atomically."""
         temporary = self._info.with_suffix(".tmp")
         temporary.write_text(info.model_dump_json())
         temporary.replace(self._info)
 
     def remove_info(self) -> None:
-        """Withdraw the announcement."""
+        """Remove the published address."""
         self._info.unlink(missing_ok=True)
 
 
 def try_lock(handle: IO[bytes]) -> bool:
-    """Take the lock alone if it is free; False otherwise."""
+    """Take the lock alone if it is free; return False otherwise."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,7 +146,7 @@ def serve(state_dir: Path, linger_s: float) -> None:
 
 
 def _is_mine(lock: IO[bytes], tries: int = 40) -> bool:
-    """Take the server's lock; a client that only asks whether it is free holds it for an instant."""
+    """Take the server's lock, with retries: a client that checks whether it is free holds it for an instant."""
     for _ in range(tries):
         if try_lock(lock):
             return True
@@ -155,7 +155,7 @@ def _is_mine(lock: IO[bytes], tries: int = 40) -> bool:
 
 
 def _bind(listener: socket.socket, memory: Path) -> int:
-    """Bind to the last server's port if it is free, so that a bookmark of the web page stays good. Returns the port."""
+    """Bind to the last server's port if it is free, so that bookmarks of the web page stay valid. Returns the port."""
     try:
         listener.bind(("127.0.0.1", int(memory.read_text())))
     except (OSError, ValueError, OverflowError):
@@ -202,7 +202,7 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
 
 
 async def _make_database(path: Path) -> None:
-    """With Prefect's block types, which take a new server a fifth of its start to put there."""
+    """Make the database with Prefect's block types, whose registration is a fifth of a new server's start."""
     import prefect
     from prefect.server.database import provide_database_interface
     from prefect.server.models.block_registration import run_block_auto_registration
@@ -217,7 +217,7 @@ async def _make_database(path: Path) -> None:
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:
-    """Announce the server once it answers; end it once it is not needed, or its folder is gone."""
+    """Publish the server's address once it answers; end it once it is not needed, or its folder is gone."""
     while not getattr(server, "started", False):
         await asyncio.sleep(0.02)
     last_used = time.monotonic()
@@ -234,7 +234,7 @@ async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s:
 
 
 def _withdraw(files: ServerFiles) -> bool:
-    """Remove the announcement unless a process is about to use the server."""
+    """Remove the published address unless a process is about to use the server."""
     with files.open_lock("start") as start, files.open_lock("clients") as clients:
         if not (try_lock(start) and try_lock(clients)):
             return False
@@ -243,7 +243,7 @@ def _withdraw(files: ServerFiles) -> bool:
 
 
 def _queued_messages() -> int:
-    """Events the server has accepted and not yet written to its database, as far as this version of Prefect shows them."""
+    """Count the events that are accepted and not yet in the database, as far as this version of Prefect shows them."""
     messaging = sys.modules.get("prefect.server.utilities.messaging.memory")
     topics = getattr(getattr(messaging, "Topic", None), "_topics", {})
     queues = [subscription for topic in topics.values() for subscription in getattr(topic, "_subscriptions", ())]

@@ -1,4 +1,4 @@
-"""Does what a setting names answer? One probe for each kind of thing: a run is refused by it, and the doctor reports it."""
+"""Do the servers, clusters and storages that settings name answer? Used before a run, and by the doctor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMEOUT_S = 10.0
 """For one connection or one reply."""
 
 TELEMETRY_OFF = {
-    "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it too
+    "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it, too
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,11 +43,11 @@ TELEMETRY_OFF = {
 
 
 class HttpAnswer(NamedTuple):
-    """What a GET came to.
+    """Answer to a GET.
 
     Attributes:
-        status: None if nothing answered.
-        text: the body's beginning; of a status that is no success its reason, without an answer why there is none.
+        status: None if there was no answer.
+        text: the beginning of the body; the reason of a failure.
     """
 
     status: int | None
@@ -55,7 +55,7 @@ class HttpAnswer(NamedTuple):
 
 
 def http_get(url: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
-    """Ask an HTTP server. A login inside the URL is sent as urllib does not by itself."""
+    """Send a GET, with the login inside the URL, which urllib itself does not send."""
     parts, headers = urlsplit(url), dict(headers or {})
     if parts.username:
         headers |= basic_login(f"{parts.username}:{parts.password or ''}")
@@ -70,14 +70,14 @@ def http_get(url: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
 
 
 class Trouble(NamedTuple):
-    """Why a server cannot be used; its address comes before `what` in a message."""
+    """Why a server cannot be used; a message has its address before `what`."""
 
     what: str
     fix: str
 
 
 def prefect_trouble(url: str) -> Trouble | None:
-    """Ask a Prefect API for its health."""
+    """Probe the health of a Prefect API."""
     base = url.rstrip("/")
     health = http_get(f"{base}/health")
     if health.status == 404 and http_get(f"{base}/api/health").status == 200:
@@ -87,13 +87,13 @@ def prefect_trouble(url: str) -> Trouble | None:
 
 
 def mlflow_trouble(uri: str) -> Trouble | None:
-    """Ask an MLflow server for its health."""
+    """Probe the health of an MLflow server."""
     fix = "start that server (mlflow server), correct MLFLOW_TRACKING_URI, or unset it to keep the records beside the file"
     return _trouble(http_get(f"{uri.rstrip('/')}/health"), fix)
 
 
 def login_trouble(url: str, login: Mapping[str, str], fix: str) -> Trouble | None:
-    """Ask a server for something that needs the login."""
+    """Probe a page that needs the login."""
     answer = http_get(url, login)
     if answer.status in (401, 403):
         return Trouble(f"refuses the login ({answer.status})", fix)
@@ -101,7 +101,7 @@ def login_trouble(url: str, login: Mapping[str, str], fix: str) -> Trouble | Non
 
 
 def _trouble(answer: HttpAnswer, fix: str) -> Trouble | None:
-    """Judge an answer; a refusal of the login is one of a server that works."""
+    """Judge an answer; a server that refuses the login works."""
     if answer.status is None:
         return Trouble(f"does not answer: {answer.text}", fix)
     if answer.status < 400 or answer.status in (401, 403):
@@ -110,17 +110,17 @@ def _trouble(answer: HttpAnswer, fix: str) -> Trouble | None:
 
 
 def basic_login(user_and_password: str) -> dict[str, str]:
-    """The header for `user:password`."""
+    """Make the header for `user:password`."""
     return {"Authorization": "Basic " + base64.b64encode(user_and_password.encode()).decode()}
 
 
 def connection_refusal(address: str, default_port: int | None = None) -> str | None:
-    """Why no connection to `address` (host:port or a URL) opens; None if one does."""
+    """Return why no connection to `address` (host:port or a URL) opens; None if one does."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         port = parts.port or default_port
         if port is None:
-            return "there is no port in it"
+            return "it has no port"
         socket.create_connection((parts.hostname or "", port), timeout=TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         return str(error)
@@ -128,13 +128,13 @@ def connection_refusal(address: str, default_port: int | None = None) -> str | N
 
 
 def ray_address(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The cluster that RAY_ADDRESS names; None where a run starts a Ray of its own."""
+    """Return the cluster that RAY_ADDRESS names; None if a run starts its own Ray."""
     address = environ.get("RAY_ADDRESS", "")
     return None if address in ("", "local") else address
 
 
 def ray_refusal(address: str) -> str | None:
-    """Why a RAY_ADDRESS cannot be used: Ray itself waits long for a head node that is not there. `auto` is left to Ray."""
+    """Return why a RAY_ADDRESS cannot be used: Ray waits long for a head node that is not there. `auto` is left to Ray."""
     if address.startswith("ray://"):
         return "is an address of Ray Client, which is not supported: name the head node's own port (6379 by default)"
     refusal = None if address == "auto" else connection_refusal(address)
@@ -142,14 +142,14 @@ def ray_refusal(address: str) -> str | None:
 
 
 class StorageFailure(NamedTuple):
-    """What a storage does not let one do with an object: it cannot be written, listed, read or deleted."""
+    """The operation that a storage refused: an object cannot be written, listed, read or deleted."""
 
     verb: str
     error: Exception
 
 
 def storage_failure(storage: Storage) -> StorageFailure | None:
-    """Write, list, read and delete one small object. Returns the first of these that fails."""
+    """Write, list, read and delete one small object; return the first failure."""
     folder, content = f".probe-{uuid.uuid4().hex[:8]}", b"written to see whether it can be; may be deleted"
     operations: tuple[tuple[str, Callable[[], object]], ...] = (
         ("written", lambda: storage.write_bytes(f"{folder}/object", content)),

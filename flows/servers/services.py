@@ -40,20 +40,20 @@ _QUIET = {
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # each event that a server which is away does not take, in full
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a missing server must fail, not start one that drops task runs
     "PREFECT_CLI_PROMPT": "false",
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # a server that fails once must not cost a run; 502 and 503 it asks again
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # one failure of a server must not end a run; 502 and 503 are retried anyway
 }
 
 _PREFECT = "the Prefect server"
 """In the line that is printed while it is waited for."""
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 _BOOT_S = 120.0
 """A first start creates the database: 15 s were seen on two busy cores."""
 
 
 _ROOM_BYTES = 4 << 20
-"""With less the server, whose empty database has 2 MB, ends without a word: its log lies on the same disk."""
+"""With less, the server, whose empty database has 2 MB, ends without a message: its log is on the same disk."""
 
 
 class PrefectService(NamedTuple):
@@ -65,7 +65,7 @@ class PrefectService(NamedTuple):
 
 
 def telemetry_off() -> None:
-    """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes. A variable that is set is left alone."""
+    """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes; variables that are set stay."""
     for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
 
@@ -74,19 +74,19 @@ def telemetry_off() -> None:
 def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None) -> Iterator[PrefectService]:
     """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
 
-    Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 4 s and
-    190 MB, and nothing while another penstock process of this directory has it running. The first one on a machine takes 5 s
-    more, to make the database that others copy.
+    Enter it before importing anything that imports Prefect: settings are read on import. The embedded server takes 4 s and
+    190 MB, unless another penstock process of this directory has it running. The first one on a machine takes 5 s more, to make
+    the database that others copy.
 
     Args:
         state_dir: of the embedded server.
-        meanwhile: called once, before the block: while an embedded server starts, if one has to.
+        meanwhile: called once before the block, while the embedded server starts if it has to.
 
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
     """
     telemetry_off()
-    logging.raiseExceptions = False  # else Prefect reports each of its log lines that a server which is away does not take
+    logging.raiseExceptions = False  # else Prefect reports each log line that a server does not accept
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         with announce_wait(_PREFECT):
@@ -108,9 +108,9 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
         with _environment(quiet), _started_again(files):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
-            except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
+            except Exception as error:  # Prefect has many classes for a lost server
                 may_be_its = not isinstance(error, PenstockError) or isinstance(error, ServiceError)
-                if may_be_its and (full := _full_disk(files, "fails", "make room there, and run the same command again")):
+                if may_be_its and (full := _full_disk(files, "fails", "free some space there, and run the same command again")):
                     raise full from error
                 if may_be_its and not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
@@ -138,7 +138,7 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     meanwhile()
                 return info
             time.sleep(0.05)
-    full = _full_disk(files, "cannot start", "make room there, or set PREFECT_API_URL to a running server")
+    full = _full_disk(files, "cannot start", "free some space there, or set PREFECT_API_URL to a running server")
     if full is not None:
         raise full
     ended = child is not None and child.poll() is not None
@@ -153,12 +153,12 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
 
 @contextlib.contextmanager
 def _started_again(files: ServerFiles) -> Iterator[None]:
-    """For the block: start the server again when it has died. Its port and database stay the same, so no client notices."""
+    """Restart the server whenever it dies in the block. Its port and database stay the same, so no client notices."""
     done = threading.Event()
 
     def watch() -> None:
         with files.open_lock("clients") as use, contextlib.suppress(ServiceError, OSError):
-            while not done.wait(_LOOK_EVERY_S):
+            while not done.wait(_CHECK_EVERY_S):
                 if files.is_free("server"):
                     _use_server(files, use.fileno(), lambda: None)
 
@@ -171,10 +171,10 @@ def _started_again(files: ServerFiles) -> Iterator[None]:
 
 
 def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
-    """Start the server in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    """Start the server in a session of its own, which Ctrl-C in the terminal does not reach."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))}
     with open(files.log, "wb") as log:
-        # -P: the current folder may hold a `penstock/` of the user's, which must not stand in for ours.
+        # -P: the current folder may hold a user's `penstock/`, which must not be imported instead.
         command = [sys.executable, "-P", "-m", "penstock.flows.servers.prefect_server", str(files.home.parent)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -182,12 +182,12 @@ def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
 
 
 def _full_disk(files: ServerFiles, what: str, next_step: str) -> ServiceError | None:
-    """The error of a server that has no room left for its database, if that is so."""
+    """Return the error of a server whose disk is full, or None if there is space."""
     free = shutil.disk_usage(files.home).free
     if free >= _ROOM_BYTES:
         return None
-    said = f"the embedded Prefect server {what}: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)"
-    return ServiceError(said, next_step=next_step)
+    message = f"the embedded Prefect server {what}: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)"
+    return ServiceError(message, next_step=next_step)
 
 
 def _server_died(files: ServerFiles, server: ServerInfo) -> ServiceError:
@@ -206,20 +206,20 @@ def _last_lines(log: Path, count: int = 5) -> list[str]:
 
 
 def _flush_events(api_url: str) -> None:
-    """Send the events and logs Prefect still holds: task runs are recorded from events, and the server may leave after us.
+    """Send the events and logs that Prefect still holds: task runs are recorded from events, and the server may end after us.
 
-    Where the server is away they are given up: at the end of the process Prefect would try each of them again for a minute.
+    If the server is away they are dropped: at the end of the process Prefect would retry each of them for a minute.
     """
     answers = _answers(f"{api_url.rstrip('/')}/health")
     for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):
         worker = getattr(sys.modules.get(module), name, None)
         if worker is not None:
-            with contextlib.suppress(Exception):  # Prefect's own code; what it cannot send any more changes nothing for the run
+            with contextlib.suppress(Exception):  # Prefect's own code; unsent events change nothing for the run
                 if not answers:
                     for service in tuple(worker._instances.values()):
                         service._loop.call_soon_threadsafe(service._task.cancel)
                     continue
-                # In a thread of its own: where a loop runs already, as in a notebook, Prefect would give a coroutine.
+                # In a thread of its own: in one with a running loop, as in a notebook, Prefect would return a coroutine.
                 drain = threading.Thread(target=worker.drain_all, kwargs={"timeout": 10, "at_exit": False}, daemon=True)
                 drain.start()
                 drain.join()
@@ -240,7 +240,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _reload_prefect() -> None:
-    """Prefect keeps the settings it found on import; a process that uses several servers in turn needs it to look again."""
+    """Let Prefect read its settings again, which it otherwise does on import only."""
     context = sys.modules.get("prefect.context")
     if context is not None:
         context.refresh_global_settings_context()
@@ -252,14 +252,14 @@ def _check_api(url: str) -> None:
 
 
 def check_mlflow_answers() -> None:
-    """Raise ServiceError for an MLflow server that is away, before anything is started; the tracker would try it for longer."""
+    """Raise ServiceError if the MLflow server is away, before anything is started; the tracker would retry for longer."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if uri.startswith(("http://", "https://")) and (trouble := mlflow_trouble(uri)) is not None:
         raise ServiceError(f"MLFLOW_TRACKING_URI={redact_text(uri)} {trouble.what}", next_step=trouble.fix)
 
 
 def _answers(url: str) -> bool:
-    """Whether an HTTP server is there. A refusal of the login is an answer too."""
+    """Whether an HTTP server is there. One that refuses the login is."""
     status = http_get(url).status
     return status is not None and status < 500
 
@@ -302,7 +302,7 @@ _started_ahead: list[tuple[RayCluster, contextlib.ExitStack]] = []
 def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
     """Give the block a function that starts an embedded cluster of `min_cpus` now; the next `ray_cluster` takes it over.
 
-    Whatever hinders the start is for `ray_cluster` to meet again, and to tell. An unused cluster ends with the block.
+    Errors of the start are ignored, for `ray_cluster` will raise them. An unused cluster ends with the block.
     """
 
     def start(min_cpus: float) -> None:

@@ -1,4 +1,4 @@
-"""What does this machine and process give and take: caches kept on it, signals, the identity of a process?
+"""How are this machine's caches, its processes, their signals and their output handled?
 
-Public: `cache_dir`, `process`, `stopping` (signals), `prints` (stdout and stderr), `garbage`, `empty_database`.
+Public: `cache_dir`, `process`, `stopping` (signals), `prints` (stdout and stderr), `empty_database`.
 """

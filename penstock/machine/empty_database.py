@@ -1,6 +1,6 @@
-"""How does a new project get its SQLite databases without waiting for their migrations? It copies this machine's first ones.
+"""How does a new project get its SQLite databases without their migrations? It copies the first ones made on this machine.
 
-Prefect takes 5 s to make an empty database and MLflow 0.7 s, and every empty database of a version is like every other.
+The first start of a Prefect server takes 2.3 s of CPU with a copy and 5.4 s without (2026-11-28, two busy cores, three turns).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["copy_database", "databases_folder", "keep_database"]
 
 
 _NO_COPY = (OSError, sqlite3.DatabaseError)
-"""None there, or a damaged one; or a home that cannot be written to. No reason to fail."""
+"""The copy is missing or damaged, or the folder cannot be written: then the database is made anew."""
 
 
 def databases_folder() -> Path:
-    """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
+    """Return the folder of the kept databases: below PENSTOCK_CACHE_DIR, or in the home folder."""
     return cache_root() / "databases"
 
 
 def copy_database(name: str, target: Path) -> bool:
-    """Make `target` a copy of the empty database kept as `name`; False, and no file, where there is no sound one.
+    """Make `target` a copy of the empty database kept as `name`; return False, without a file, if there is no sound one.
 
     Args:
-        name: of a program and its version, such as `prefect-3.8.8`.
-        target: of the new database; its folder exists.
+        name: program and version, such as `prefect-3.8.8`.
+        target: the new database; its folder exists.
     """
     with contextlib.suppress(*_NO_COPY):
         _copy(databases_folder() / f"{name}.db", target)
@@ -44,7 +44,7 @@ def keep_database(name: str, source: Path, before: str = "") -> None:
     Args:
         name: as in `copy_database`.
         source: the database; nothing writes to it at the moment.
-        before: SQL that takes out of the copy what belongs to this one place.
+        before: SQL that removes from the copy the rows that belong to this one place.
     """
     with contextlib.suppress(*_NO_COPY):
         kept = databases_folder() / f"{name}.db"
@@ -53,7 +53,7 @@ def keep_database(name: str, source: Path, before: str = "") -> None:
 
 
 def _copy(source: Path, target: Path, change: str = "") -> None:
-    """Copy a whole database; the target appears at once. Raises sqlite3.DatabaseError if the source is no sound one."""
+    """Copy a whole database; the target appears at once. Raises sqlite3.DatabaseError if the source is damaged."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
@@ -62,7 +62,7 @@ def _copy(source: Path, target: Path, change: str = "") -> None:
             with contextlib.closing(sqlite3.connect(part)) as new:
                 old.backup(new)
                 new.executescript(change)
-                # Its owner turns to WAL itself, if at all; a copy alone needs no files beside it.
+                # Its owner turns on WAL itself; the copy must be one file.
                 new.execute("PRAGMA journal_mode=DELETE")
         part.replace(target)
     finally:

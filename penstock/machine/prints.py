@@ -1,6 +1,6 @@
-"""How do the lines that user code prints, warns and logs reach the person who started the run, with where they come from?
+"""How do the lines that user code prints, warns and logs reach the console and the driver?
 
-Of a progress bar, which draws its line again after a carriage return, the last state is a line.
+A progress bar redraws its line after a carriage return: its last state is one line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 MAX_LINES = 100
-"""`KeptLines` holds so many; lines beyond them, as of a loop that prints, are counted and not shown."""
+"""`KeptLines` holds so many; further ones, as from a loop that prints, are only counted."""
 
 
 @contextlib.contextmanager
 def passing_prints(take: Callable[[str], None]) -> Iterator[None]:
     """Give the lines that this thread prints in the block to `take`, which may print itself, instead of writing them.
 
-    Where all handlers of the root logger let nothing through, as Prefect's in a command, warnings of user code are given, too.
+    If no handler of the root logger shows warnings, as Prefect's in a command, `take` gets those of user code, too.
     """
     lines, root = _Lines(take, thread=threading.get_ident()), logging.getLogger()
     is_quiet = bool(root.handlers) and all(handler.level > logging.WARNING for handler in root.handlers)
@@ -53,7 +53,7 @@ def passing_prints(take: Callable[[str], None]) -> Iterator[None]:
 
 
 def aloud(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Make a function that writes its prints also in a block of `passing_prints`: for penstock's own lines."""
+    """Make a function whose prints are written even in a block of `passing_prints`: for penstock's own lines."""
 
     def write(text: str) -> None:
         token = _IS_ALOUD.set(True)
@@ -67,16 +67,16 @@ def aloud(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def copying_prints(take: Callable[[str], None]) -> Iterator[None]:
-    """Give the lines that any thread of this process prints in the block to `take`; they are written as before, too."""
+    """Give the lines that any thread prints in the block to `take`, and write them, too."""
     with _reading_streams(_Lines(take)):
         yield
 
 
 class KeptLines:
-    """Lines that wait to be sent."""
+    """Collects lines until they are sent."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # a process that is forked off never gets here
+        self._lock = threading.Lock()  # a forked process never uses it
         self._lines: list[str] = []
         self._more = 0
 
@@ -89,7 +89,7 @@ class KeptLines:
                 self._more += 1
 
     def take(self) -> list[str]:
-        """Return the lines since the last call, the last of which may count those that were not kept."""
+        """Return the lines since the last call; a last one counts those that were not kept."""
         with self._lock:
             lines, more, self._lines, self._more = self._lines, self._more, [], 0
         return [*lines, f"... and {more:,} more lines"] if more else lines
@@ -97,7 +97,7 @@ class KeptLines:
 
 @contextlib.contextmanager
 def keeping_prints() -> Iterator[KeptLines]:
-    """Keep the lines that are printed in the block, for a task to return; an error that leaves the block carries them."""
+    """Collect the lines that are printed in the block, for a task to return; an error that leaves the block carries them."""
     kept = KeptLines()
     try:
         with copying_prints(kept.add):
@@ -108,7 +108,7 @@ def keeping_prints() -> Iterator[KeptLines]:
 
 
 def printed_before(error: BaseException) -> list[str]:
-    """Return the lines printed before an error that has left `keeping_prints`, here or elsewhere; Ray's names it as `cause`."""
+    """Return the lines that an error from `keeping_prints` carries, or the `cause` of Ray's error for it."""
     carries = error if hasattr(error, _PRINTED) else getattr(error, "cause", None)
     return list(getattr(carries, _PRINTED, ()))
 
@@ -120,7 +120,7 @@ def print_again(lines: Iterable[str]) -> None:
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a log record is user code's, or a warning. Information that libraries log about themselves is neither."""
+    """Whether a log record is user code's, or a warning; a library's information is neither."""
     return record.levelno >= logging.WARNING or not _is_of_library(record)
 
 
@@ -129,7 +129,7 @@ def _is_of_library(record: logging.LogRecord) -> bool:
 
 
 _LIBRARIES = (sys.prefix + os.sep, sys.base_prefix + os.sep, str(PACKAGE_DIR) + os.sep)
-"""Where code lies that is not a user's."""
+"""Folders of code that is not a user's."""
 
 _PRINTED = "_penstock_printed"
 
@@ -143,7 +143,7 @@ class _Lines:
     """Joins text to whole lines and gives them to `take`.
 
     Args:
-        thread: the one whose text it gets, which is not written then; None for all threads, whose text is written as before.
+        thread: gets the text of this thread, which is then not written; None for all threads, whose text is written, too.
     """
 
     def __init__(self, take: Callable[[str], None], thread: int | None = None) -> None:
@@ -161,7 +161,7 @@ class _Lines:
             self._give(line)
 
     def end(self) -> None:
-        """Give the lines that threads have begun."""
+        """Give the unfinished lines of all threads."""
         for begun in [*self._begun.values()]:  # a thread may still print
             self._give(begun)
 
@@ -172,7 +172,7 @@ class _Lines:
 
 
 class _Stream:
-    """A stdout or stderr whose lines are read; all else is done by the one below. An object that keeps it may use it later."""
+    """A stdout or stderr whose lines are read; `below` does the rest. Objects may keep and use it after the block."""
 
     def __init__(self, name: str, below: TextIO) -> None:
         self.name, self.below = name, below
@@ -181,14 +181,14 @@ class _Stream:
         return getattr(self.below, name)
 
     def isatty(self) -> bool:
-        """Answer no: lines go elsewhere."""
+        """Return False: lines go elsewhere."""
         return False
 
     def write(self, text: str) -> int:
         """Add text to the lines of the innermost block that this thread is in."""
         mine = (each for each in reversed(_reading) if each.thread in (None, threading.get_ident()))
         lines = None if _IS_ALOUD.get() else next(mine, None)
-        if lines is not None and lines.pid != os.getpid():  # of a process that was forked off
+        if lines is not None and lines.pid != os.getpid():  # this process was forked
             lines = None
         if lines is None or lines.thread is None:
             self.below.write(text)
@@ -197,7 +197,7 @@ class _Stream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write one after the other."""
+        """Write several lines."""
         for line in lines:
             self.write(line)
 
@@ -205,15 +205,15 @@ class _Stream:
 _CHANGING = threading.Lock()
 
 _reading: list[_Lines] = []
-"""Of the blocks that threads of this process are in, the outer ones first."""
+"""One for each block that a thread of this process is in, the outer ones first."""
 
 _streams: list[_Stream] = []
-"""Of this process, while any thread is in a block."""
+"""The streams of this process, while any thread is in a block."""
 
 
 @contextlib.contextmanager
 def _reading_streams(lines: _Lines) -> Iterator[None]:
-    """Put streams whose text is read in place of stdout and stderr, until the last block ends."""
+    """Replace stdout and stderr by streams whose text is read, until the last block ends."""
     with _CHANGING:
         _reading.append(lines)
         if len(_reading) == 1:

@@ -1,6 +1,6 @@
-"""What happens when a signal asks the process to stop? The first one saves and stops; the second one stops at once.
+"""What happens on SIGINT and SIGTERM? The first one saves and stops; the second one stops at once.
 
-So does the loss of the lease, which comes from a thread: there is nothing left that this process may save.
+So does the loss of the lease, which a thread notices: then this process may save nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 _LOGGING = logging.getLogger.__code__.co_filename
 
 _IMPORT_LOOKS_S = 0.05
-"""How long after it an import that a signal met is looked at again."""
+"""Time until a signal that met an import is repeated."""
 
 
 class StopRequest:
@@ -28,10 +28,9 @@ class StopRequest:
 
     Attributes:
         stop: set by the first signal.
-        graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not
-            interrupt it.
+        graceful: true while the work in progress reads `stop` itself and saves; then a first signal does not interrupt it.
         received: the signals so far, in order.
-        lost: why the work is no longer this process's; see `give_up`.
+        lost: why this process may not go on; see `give_up`.
     """
 
     def __init__(self) -> None:
@@ -47,15 +46,15 @@ class StopRequest:
         return self.received[0] if self.received else signal.SIGTERM
 
     def give_up(self, error: LeaseHeldError) -> None:
-        """End the work without saving: `error` is raised in the main thread, whatever it does. From any thread.
+        """End the work without saving: `error` is raised in the main thread at once. From any thread.
 
-        Where signals are not handled it is raised by the next `check`.
+        If signals are not handled, the next `check` raises it.
         """
         self.lost = error
         self._interrupt()
 
     def check(self) -> None:
-        """Raise what was given up for, or Interrupted if a stop was asked for."""
+        """Raise the error of `give_up`, or Interrupted if a stop was requested."""
         if self.lost is not None:
             raise self.lost
         if self.stop.is_set():
@@ -63,7 +62,7 @@ class StopRequest:
 
 
 def stop_behind(error: BaseException) -> Interrupted | LeaseHeldError | None:
-    """The stop that `error` came of, if any. A signal may arrive inside code that turns every exception into its own."""
+    """Find the stop among the causes of `error`, for some code turns every exception into its own."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, Interrupted | LeaseHeldError):
         seen = seen.__cause__ or seen.__context__
@@ -74,11 +73,11 @@ def stop_behind(error: BaseException) -> Interrupted | LeaseHeldError | None:
 def stopping_on_signals(request: StopRequest) -> Iterator[None]:
     """Handle SIGINT and SIGTERM for the duration of the block.
 
-    The first signal sets `request.stop`. If the work does not look at it, or a signal comes twice, Interrupted is raised in
-    the main thread. Outside the main thread nothing is installed, since Python delivers no signals there.
+    The first signal sets `request.stop`. If the work is not graceful, or on a second signal, Interrupted is raised in the main
+    thread. Outside the main thread nothing is installed, since Python delivers no signals there.
 
-    A first signal during an import is raised when the import is over: an exception within Python's import machinery can leave a
-    module locked, and the next import of it then waits for ever. Likewise one that meets logging's lock: see `_must_end`.
+    During an import the first signal is deferred to its end: an exception within Python's import machinery can leave a module
+    locked, and the next import of it then waits for ever. Likewise while logging holds its lock: see `_must_end`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -96,9 +95,9 @@ def stopping_on_signals(request: StopRequest) -> Iterator[None]:
 
 
 def _must_end(code: CodeType) -> bool:
-    """Whether it is an import, or logging's taking and giving back of its lock.
+    """Whether the code is of an import, or takes or releases the lock of logging.
 
-    The latter are called at each fork, where Python swallows what they raise: the stop would be lost, the lock kept for ever.
+    The latter runs at each fork, where Python swallows exceptions: the stop would be lost and the lock kept for ever.
     """
     if code.co_filename.startswith("<frozen importlib"):
         return True
@@ -106,7 +105,7 @@ def _must_end(code: CodeType) -> bool:
 
 
 class _Handler:
-    """What happens on a signal. In the main thread, but for `_repeat`."""
+    """The signal handler. Runs in the main thread, but for `_repeat`."""
 
     def __init__(self, request: StopRequest) -> None:
         self._request = request
@@ -132,19 +131,19 @@ class _Handler:
         raise Interrupted(request.signum)
 
     def interrupt(self) -> None:
-        """Have the main thread look at what was set. From any thread."""
+        """Make the main thread run the handler. From any thread."""
         if not self._ended:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def end(self) -> None:
-        """Repeat no signal any more."""
+        """Stop repeating a deferred signal."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
 
     def _is_deferred(self, signum: int, frame: FrameType | None) -> bool:
-        """Whether what is interrupted must come to its end; then the signal comes again."""
+        """Whether the interrupted code must run to its end; then the signal is repeated."""
         while frame is not None and not _must_end(frame.f_code):
             frame = frame.f_back
         if frame is None:

@@ -83,7 +83,7 @@ def wait_for_end(pid: int) -> None:
 
 
 @pytest.mark.drill
-def test_every_task_run_of_a_flow_that_ends_at_once_is_recorded(tmp_path: Path) -> None:
+def test_task_runs_of_a_short_flow_are_recorded(tmp_path: Path) -> None:
     client = launch(FLOW, tmp_path)
     said, _ = client.communicate(timeout=300)
     assert client.returncode == 0
@@ -94,7 +94,7 @@ def test_every_task_run_of_a_flow_that_ends_at_once_is_recorded(tmp_path: Path) 
 
 
 @pytest.mark.drill
-def test_processes_started_together_share_one_server_which_outlives_a_killed_client_and_ends_with_the_last(
+def test_processes_share_one_server_until_the_last_ends(
     tmp_path: Path,
 ) -> None:
     clients = [launch(CLIENT, tmp_path) for _ in range(3)]
@@ -125,7 +125,7 @@ def test_processes_started_together_share_one_server_which_outlives_a_killed_cli
 
 
 @pytest.mark.drill
-def test_a_server_that_died_is_started_again_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_server_restarts_on_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv(LINGER_ENV, "0.5")
@@ -140,7 +140,7 @@ def test_a_server_that_died_is_started_again_where_it_was(tmp_path: Path, monkey
 
 
 @pytest.mark.drill
-def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
+def test_server_without_its_folder_ends(tmp_path: Path) -> None:
     client = launch(CLIENT, tmp_path)
     first_line(client)
     server = info(tmp_path)
@@ -157,9 +157,7 @@ def block_types_of(state: Path) -> set[str]:
 
 
 @pytest.mark.drill
-def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_database_is_copied_unless_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
 
     def tables_of_new(name: str) -> set[str]:

@@ -7,7 +7,7 @@ import socket
 from penstock.flows.servers.probes import ray_address, ray_refusal
 
 
-def test_ray_local_is_no_cluster_to_connect_to() -> None:
+def test_ray_address_local_means_embedded() -> None:
     assert [ray_address({"RAY_ADDRESS": value}) for value in ("", "local", "auto", "head:6379")] == [
         None,
         None,
@@ -17,7 +17,7 @@ def test_ray_local_is_no_cluster_to_connect_to() -> None:
     assert ray_address({}) is None
 
 
-def test_an_address_of_ray_is_refused_until_something_listens_there() -> None:
+def test_ray_address_is_refused_until_it_listens() -> None:
     with socket.socket() as cluster:
         cluster.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
@@ -25,5 +25,5 @@ def test_an_address_of_ray_is_refused_until_something_listens_there() -> None:
         cluster.listen()
         assert ray_refusal(address) is None
         assert "is an address of Ray Client" in (ray_refusal(f"ray://{address}") or "")
-    assert ray_refusal("head-node") == "does not answer: there is no port in it"
+    assert ray_refusal("head-node") == "does not answer: it has no port"
     assert ray_refusal("auto") is None

@@ -102,7 +102,7 @@ def wait_until_gone(pids: list[int], limit_s: float = 240) -> None:
     assert not alive, f"left behind: {alive}"
 
 
-def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
+def test_embedded_cluster_is_local_and_leaves_nothing(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
     assert facts["seen"] == ["30000", str(tmp_path / "near"), "token", facts["address"], "penstock.training"]
     assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
 
 
 @pytest.mark.drill
-def test_a_killed_driver_takes_its_cluster_along_and_a_killed_raylet_its_driver(tmp_path: Path) -> None:
+def test_killed_driver_ends_cluster_and_killed_raylet_ends_driver(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
@@ -138,7 +138,7 @@ def test_a_killed_driver_takes_its_cluster_along_and_a_killed_raylet_its_driver(
 
 
 @pytest.mark.parametrize("process", ["gcs_server", "raylet"])
-def test_a_signal_while_ray_starts_stops_it_whole(tmp_path: Path, process: str) -> None:
+def test_signal_during_ray_start_ends_all_processes(tmp_path: Path, process: str) -> None:
     script = """
 import os, sys
 from pathlib import Path
@@ -214,13 +214,13 @@ with join_ray(address) if address else local_ray(Path(state_dir), 1, 1) as clust
     assert done.stdout.split() == ["True", *seen, "False", *seen], done.stderr
 
 
-def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ServiceError, match=r"RAY_ADDRESS=127\.0\.0\.1:9 does not answer"), ray_cluster(tmp_path):
         pass
 
 
-def test_a_cluster_started_ahead_is_taken_over_or_ends_with_the_block(tmp_path: Path) -> None:
+def test_cluster_started_ahead_is_used_or_ended(tmp_path: Path) -> None:
     script = """
 import os, sys, time
 from pathlib import Path

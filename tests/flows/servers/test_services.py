@@ -21,7 +21,7 @@ from penstock.training.tracking.mlflow_store import mlflow_uri
 from tests import ROOT
 
 
-def test_telemetry_is_off_and_a_users_own_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_is_off_unless_the_user_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
@@ -31,7 +31,7 @@ def test_telemetry_is_off_and_a_users_own_choice_is_left_alone(monkeypatch: pyte
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "true"
 
 
-def test_the_libraries_understand_that_their_telemetry_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_read_their_telemetry_as_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.telemetry.utils import is_telemetry_disabled
     from prefect._internal.analytics.enabled import is_telemetry_enabled
     from ray._common.usage.usage_lib import UsageStatsEnabledness, _usage_stats_enabledness
@@ -50,7 +50,7 @@ def test_mlflow_defaults_to_database_in_state_folder(tmp_path: Path, monkeypatch
     assert mlflow_uri(tmp_path) == "http://mlflow:5000"
 
 
-def test_a_configured_prefect_api_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_prefect_api_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     with pytest.raises(ServiceError, match=r"PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer"), prefect_api(tmp_path):
         pass
@@ -69,9 +69,7 @@ def test_prefect_page_address_is_refused_with_api_address(
 WAITS = {"the Prefect server", "MLflow's page", "MLflow, to register the model"}
 
 
-def test_a_wait_of_more_than_two_seconds_says_what_it_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     told = threading.Event()
 
     class Slow(BaseHTTPRequestHandler):
@@ -130,7 +128,7 @@ def on_a_small_disk(folder: Path, prepare: str, run: str) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
-def test_a_full_disk_is_no_server_that_ended_without_a_word(tmp_path: Path) -> None:
+def test_full_disk_is_named_when_the_server_cannot_start(tmp_path: Path) -> None:
     run = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api as api\n"
     run += "with api(Path(sys.argv[1])): pass"
     small = 'mount -t tmpfs -o size=3m none "$1" && head -c 2900000 /dev/zero > "$1/other"'

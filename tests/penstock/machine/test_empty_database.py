@@ -27,7 +27,7 @@ def rows(path: Path) -> list[tuple[int]]:
     return execute(path, "SELECT x FROM t")
 
 
-def test_what_was_kept_is_copied_without_what_belonged_to_its_place(made: Path, tmp_path: Path) -> None:
+def test_kept_database_is_copied_without_local_rows(made: Path, tmp_path: Path) -> None:
     assert not copy_database("db-1", tmp_path / "early.db")
     keep_database("db-1", made, before="DELETE FROM t; INSERT INTO t VALUES (8)")
     assert copy_database("db-1", tmp_path / "new.db")
@@ -36,7 +36,7 @@ def test_what_was_kept_is_copied_without_what_belonged_to_its_place(made: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "made.db", "new.db"]
 
 
-def test_a_damaged_copy_is_not_used_and_can_be_replaced(made: Path, tmp_path: Path) -> None:
+def test_damaged_copy_is_not_used_and_is_replaced(made: Path, tmp_path: Path) -> None:
     keep_database("db-1", database(tmp_path / "large.db", "zeroblob(90000)"))
     (kept,) = databases_folder().iterdir()
     kept.write_bytes(kept.read_bytes()[:9000])
@@ -45,13 +45,13 @@ def test_a_damaged_copy_is_not_used_and_can_be_replaced(made: Path, tmp_path: Pa
     assert copy_database("db-1", tmp_path / "new.db") and rows(tmp_path / "new.db") == [(7,)]
 
 
-def test_where_nothing_can_be_kept_nothing_fails(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_fails_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(made))  # a file
     keep_database("db-1", made)
     assert not copy_database("db-1", tmp_path / "new.db") and rows(made) == [(7,)]
 
 
 @pytest.mark.parametrize("configured", ["cache", "~/cache"])
-def test_the_cache_folder_may_be_given_in_any_way(monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
+def test_cache_folder_accepts_relative_and_home_paths(monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", configured)
     assert databases_folder() == (Path.home() if configured[0] == "~" else Path.cwd()) / "cache" / "databases"

@@ -50,7 +50,7 @@ def speak() -> None:
     logging.getLogger("their.model").warning("logged")
 
 
-def test_each_line_of_this_thread_goes_to_its_taker_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_this_thread_go_to_take_only(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
 
     def take(line: str) -> None:
@@ -69,7 +69,7 @@ def test_each_line_of_this_thread_goes_to_its_taker_and_nowhere_else(capsys: pyt
     assert capsys.readouterr().out == "taken\n" * 3 + "in another thread\n" + "taken\n"
 
 
-def test_a_warning_that_a_handler_writes_or_a_library_logs_is_not_a_line() -> None:
+def test_handled_and_library_warnings_are_not_lines() -> None:
     lines: list[str] = []
     with handled() as handler:
         handler.setLevel(logging.WARNING)
@@ -87,7 +87,7 @@ def test_a_warning_that_a_handler_writes_or_a_library_logs_is_not_a_line() -> No
     assert lines == ["mine"]
 
 
-def test_lines_of_all_threads_are_copied_and_a_handler_made_meanwhile_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_all_threads_are_copied_and_new_handlers_work(capsys: pytest.CaptureFixture[str]) -> None:
     first: list[str] = []
     second: list[str] = []
     log = logging.getLogger("their.own")
@@ -105,7 +105,7 @@ def test_lines_of_all_threads_are_copied_and_a_handler_made_meanwhile_goes_on(ca
     assert capsys.readouterr() == ("thread 0\nthread 1\noutside\n", "logged later\n")
 
 
-def test_a_worker_sends_what_goes_to_stdout_and_stderr_with_its_rank_and_counts_what_is_too_much() -> None:
+def test_worker_sends_printed_lines_with_rank_and_counts_excess() -> None:
     sent: list[Event] = []
 
     class Client:
@@ -122,7 +122,7 @@ def test_a_worker_sends_what_goes_to_stdout_and_stderr_with_its_rank_and_counts_
     assert lines[:3] == ["first http://***@host", "second", "0"] and lines[-1] == "... and 2 more lines"
 
 
-def test_an_error_takes_along_what_was_printed_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_carries_lines_printed_before_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="broken") as caught, keeping_prints():
         print("about to fail", SECRET)
         raise ValueError("broken")
@@ -145,7 +145,7 @@ def test_a_progress_bar_gives_its_last_state() -> None:
     assert {*lines[1:-3]} <= {"epochs 0", "epochs 1"}, "an inner bar moves 30 times"
 
 
-def test_above_the_bar_of_a_terminal_a_line_of_user_code_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_above_a_progress_bar_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -15,7 +15,7 @@ def identity_of(pid: int) -> ProcessIdentity:
     return ProcessIdentity.current().model_copy(update={"pid": pid, "started": _started(pid)})
 
 
-def test_a_child_lives_until_it_is_killed_even_while_nobody_has_waited_for_it() -> None:
+def test_child_is_alive_until_killed_and_zombie_is_not() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     theirs = identity_of(child.pid)
     assert theirs.is_alive is True
@@ -27,7 +27,7 @@ def test_a_child_lives_until_it_is_killed_even_while_nobody_has_waited_for_it() 
     assert theirs.is_alive is False
 
 
-def test_a_process_is_the_same_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_identity_survives_a_clock_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = ProcessIdentity.current()
     # A clock cannot be set for a test alone; what the kernel then tells differently is when the machine was booted.
     booted = psutil.boot_time()
@@ -35,11 +35,11 @@ def test_a_process_is_the_same_after_the_clock_was_set(monkeypatch: pytest.Monke
     assert before.is_alive is True and ProcessIdentity.current() == before
 
 
-def test_a_reused_pid_is_another_process() -> None:
+def test_reused_pid_is_another_process() -> None:
     assert ProcessIdentity.current().is_alive is True
     assert ProcessIdentity.current().model_copy(update={"started": 1.0}).is_alive is False
 
 
-def test_the_same_host_name_after_a_reboot_is_another_machine() -> None:
+def test_same_host_after_reboot_is_another_machine() -> None:
     assert ProcessIdentity.current().model_copy(update={"machine": "another boot"}).is_alive is None
     assert ProcessIdentity.current().model_copy(update={"host": "elsewhere"}).is_alive is None

@@ -17,7 +17,7 @@ from penstock.errors import Interrupted, LeaseHeldError, SpecError
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 
 
-def test_a_stop_is_recognised_behind_the_error_that_code_made_of_it() -> None:
+def test_stop_is_found_among_causes_of_an_error() -> None:
     request = StopRequest()
     with stopping_on_signals(request), pytest.raises(SpecError) as caught:
         try:
@@ -37,7 +37,7 @@ def test_a_stop_is_recognised_behind_the_error_that_code_made_of_it() -> None:
     assert stop_behind(SpecError("a plain one")) is None
 
 
-def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> None:
+def test_only_second_signal_interrupts_graceful_work() -> None:
     request = StopRequest()
     request.graceful = True
     with stopping_on_signals(request):
@@ -49,7 +49,7 @@ def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> No
     assert second.value.exit_code == 143, "the first signal says why"
 
 
-def test_what_the_lease_was_lost_for_ends_also_work_that_would_save_itself() -> None:
+def test_lost_lease_ends_graceful_work() -> None:
     request = StopRequest()
     request.graceful = True
     lost = LeaseHeldError("taken over")
@@ -64,7 +64,7 @@ def test_what_the_lease_was_lost_for_ends_also_work_that_would_save_itself() -> 
     request.give_up(lost)  # no handler, no signal
 
 
-def test_an_import_that_a_signal_meets_is_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_finishes_before_a_signal_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_to_import.py").write_text(
         "import os, signal, time\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -105,7 +105,7 @@ class SignalledLock:
 
 
 @pytest.mark.skipif(not hasattr(logging, "_releaseLock"), reason="this Python's logging has no function there")
-def test_a_signal_that_meets_a_fork_is_not_lost_and_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_fork_is_kept_and_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = logging._lock  # type: ignore[attr-defined]
     request = StopRequest()
     with stopping_on_signals(request), pytest.raises(Interrupted):
