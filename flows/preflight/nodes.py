@@ -106,15 +106,17 @@ def check_nodes(storage: Storage | None, versions: Mapping[str, str], files: Seq
 
     token, sizes = f".probe-{uuid.uuid4().hex[:8]}", [(file.uri, file.size_bytes) for file in files]
     needs = NodeNeeds(storage, token, os.urandom(16), sizes, versions)
-    # It takes no CPU: a busy cluster answers, too.
-    task = ray.remote(check_node).options(num_cpus=0, max_retries=0)
+    task = ray.remote(check_node)
+
+    def start(node_id: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        # It takes no CPU: a busy cluster answers, too.
+        return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(needs)
+
     try:
         if storage is not None:
             storage.write_bytes(f"{token}/token", needs.content)
-        tasks = {
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(needs): node_id
-            for node_id in _working_nodes()
-        }
+        tasks = {start(node_id): node_id for node_id in _working_nodes()}
         if tasks:
             ray.wait(list(tasks), num_returns=len(tasks), timeout=TIMEOUT_S)
         found = {node_id: _answer(reference) for reference, node_id in tasks.items()}
