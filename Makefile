@@ -61,11 +61,11 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 test: $(READY) ## the tests of everything that is promised (9 to 18 minutes on 2 cores, by their speed), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
-FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
+FRAMEWORKS := tests/training/frameworks/transformers tests/training/frameworks/keras \
 	tests/runs/test_transformers.py tests/runs/test_keras.py \
-	tests/ingest/formats/test_sources.py tests/training/predict/test_sources.py
+	tests/ingest/formats/sources/test_sources.py tests/training/predict/test_sources.py
 # Single tests, of files that run without.
-WITH_LIBRARIES := tests/ingest/formats/test_containers.py::test_what_the_library_itself_has_saved_is_read \
+WITH_LIBRARIES := tests/ingest/formats/containers/test_containers.py::test_what_the_library_itself_has_saved_is_read \
 	tests/ingest/preprocess/transforms/test_text.py::test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts
 
 frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own

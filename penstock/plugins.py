@@ -31,9 +31,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def is_there(place: str) -> bool:
-    """Whether the module of `module:attribute` is part of this installation. Imports only the packages that it lies in."""
+    """Whether the module of `module:attribute` was not deleted from penstock. Imports only the folders around it."""
+    module = place.partition(":")[0]
     try:
-        return importlib.util.find_spec(place.partition(":")[0]) is not None
+        return not module.startswith("penstock.") or importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the folder around it was deleted, too
         return False
 

@@ -69,7 +69,7 @@ class Project:
         """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         found = format_of(self.spec.data)
         if found.is_kept:
-            from penstock.ingest.formats.sources.kept import list_kept  # who has files needs none of it
+            from penstock.ingest.formats.kept import list_kept  # who has files needs none of it
 
             return list_kept(self.spec.data, self.base_dir, self.storage, self.spread, self.code_files)
         return list_source(self.spec.data, self.base_dir, found.extensions)

@@ -27,7 +27,7 @@ from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address, storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.ingest.files.listing import Listing, SourceFile
-from penstock.ingest.formats.sources.kept import forget_others, list_kept
+from penstock.ingest.formats.kept import forget_others, list_kept
 from penstock.ingest.ray_tasks import ParallelMap, ray_map, ray_pool
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease

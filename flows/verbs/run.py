@@ -17,7 +17,7 @@ from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
-from penstock.ingest.formats.sources.kept import keep_object
+from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean

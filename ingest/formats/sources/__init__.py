@@ -1,6 +1,6 @@
-"""How do rows from elsewhere become files? The result of a function, a table at one version, the answer to a query.
+"""How do the rows of a table at one version, or the answer to a query, become files?
 
-They are written to the storage once, as Arrow, and read like any other: every process reads the same rows, and the table may
-change meanwhile. A table that is nothing but Parquet files is read as these.
-Public: `kept`, and one module a format, named in `penstock.ingest.formats.registry`.
+They are written to the storage once, as Arrow, and read like any other (`penstock.ingest.formats.kept`): every process reads
+the same rows, and the table may change meanwhile. A table that is nothing but Parquet files is read as these.
+A plug-in. Public: one module a format, named in `penstock.ingest.formats.registry`.
 """

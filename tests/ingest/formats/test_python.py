@@ -16,8 +16,8 @@ from PIL import Image
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.kept import keep_object, list_kept
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.formats.sources.kept import keep_object, list_kept
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.ingest.formats.registry import FORMATS, format_named
 from penstock.training.registry.loaded_model import LoadedModel
-from tests.ingest.formats import test_containers as containers
+from tests.ingest.formats.containers import test_containers as containers
 from tests.ingest.preparing import Source
 from tests.ingest.reading import write_files
 from tests.training.predict.test_score import Work, made_model

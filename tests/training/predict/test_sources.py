@@ -19,7 +19,7 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
-from tests.ingest.formats.test_sources import new_iceberg
+from tests.ingest.formats.sources.test_sources import new_iceberg
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
 

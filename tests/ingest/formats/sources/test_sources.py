@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError, PenstockError, PreflightError
+from penstock.ingest.formats.kept import keep_object, list_kept
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.formats.sources.kept import keep_object, list_kept
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
