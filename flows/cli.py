@@ -21,10 +21,11 @@ from penstock import __version__
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
 from penstock.flows.looking_back import compare, explain, log, report, rows, status, ui
-from penstock.flows.operating import clean, deploy, doctor, predict, rollback
+from penstock.flows.operating import clean, deploy, doctor, rollback
 from penstock.flows.options import HERE, File, Json, Set
 from penstock.machine.process import collect_rarely
 from penstock.messages import run_command
+from penstock.plugins import needed, optional
 from penstock.tasks.stages import StageName
 from penstock.temporary import user_folder
 
@@ -42,9 +43,6 @@ app = typer.Typer(
 )
 
 
-START = "Start a run"
-
-
 class Template(StrEnum):
     """The projects `init` can make."""
 
@@ -56,7 +54,6 @@ class Template(StrEnum):
     ray_loop = "ray-loop"
 
 
-@app.command(rich_help_panel=START)
 def init(
     directory: Annotated[Path, typer.Argument(help="Folder to put it into; made if absent.")],
     template: Annotated[Template, typer.Option(help="The kind of data it trains on.")] = Template.tabular,
@@ -74,7 +71,6 @@ def init(
     answer(work, as_json)
 
 
-@app.command(rich_help_panel=START)
 def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Check spec, sources, recipe and resources with one real batch; runs no stage."""
 
@@ -87,20 +83,6 @@ def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
     answer(work, as_json)
 
 
-@app.command(rich_help_panel=START)
-def probe(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Measure how fast rows reach the workers and where the time goes; names values of the file to try with --set."""
-
-    def work() -> dict[str, Any]:
-        loaded = _read_spec(file, overrides)
-        from penstock.flows.verbs.probe.probe import probe_pipeline
-
-        return probe_pipeline(loaded, say)
-
-    answer(work, as_json)
-
-
-@app.command(rich_help_panel=START)
 def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Say for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
 
@@ -120,7 +102,6 @@ def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> Non
     answer(work, as_json, run=run_command(file, overrides or []))
 
 
-@app.command(rich_help_panel=START)
 def run(
     file: File = HERE,
     overrides: Set = None,
@@ -149,38 +130,15 @@ def run(
 
 
 def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
-    from penstock.flows.verbs.tune import tune as tune_pipeline
-
     if until is not None:
         raise SpecError("--until stops one run, and --folds makes several", next_step="leave one of them out")
-    result = tune_pipeline(file, overrides, fresh=fresh, folds=True)
+    make_sweep = needed("penstock.flows.tune.verb:make_sweep", "run --folds")
+    result: dict[str, Any] = make_sweep(file, overrides, fresh=fresh, folds=True)
     page = result["url"] or shlex.join(["penstock", "ui", str(file)])
     tell(f"see the folds: {page}")
     return result
 
 
-@app.command(rich_help_panel=START)
-def tune(
-    file: File = HERE,
-    overrides: Set = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new sweep instead of continuing the last one.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Try other values of some keys, as the section `tune` says, or continue; the best becomes a pipeline file and a model."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.tune import tune as tune_pipeline
-
-        result = tune_pipeline(file, overrides or [], fresh=fresh)
-        page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        tell(f"see the trials: {page}")
-        return result
-
-    command = run_command(file, overrides or [], verb="tune")
-    answer(work, as_json, again=command, run=command)
-
-
-@app.command(rich_help_panel=START)
 def schema() -> None:
     """Print the JSON Schema of a pipeline file, for editors."""
     from penstock.flows.spec_file import schema_json
@@ -192,13 +150,21 @@ def schema() -> None:
         raise typer.Exit(error.exit_code) from error
 
 
-_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+_PANELS: dict[str, tuple[Callable[..., None] | str, ...]] = {
+    "Start a run": (
+        *(init, check, "penstock.flows.verbs.probe.command:probe"),
+        *(plan, run, "penstock.flows.tune.command:tune", schema),
+    ),
     "Look back at runs": (status, log, compare, explain, report, rows, ui),
-    "Use models, and operate": (predict, rollback, clean, deploy, doctor),
+    "Use models, and operate": ("penstock.flows.predict.command:predict", rollback, clean, deploy, doctor),
 }
+"""The verbs in the order of the help. One that a plug-in brings is named by its place, and left out if that was deleted."""
+
 for _panel, _verbs in _PANELS.items():
     for _verb in _verbs:
-        app.command(rich_help_panel=_panel)(_verb)
+        _command = optional(_verb) if isinstance(_verb, str) else _verb
+        if _command is not None:
+            app.command(rich_help_panel=_panel)(_command)
 
 
 @app.callback(invoke_without_command=True)

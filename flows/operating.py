@@ -1,47 +1,17 @@
-"""The verbs of the command that use models and operate a project: score rows, roll back, clean, deploy, diagnose."""
+"""The verbs of the command that operate a project: roll back, clean, deploy, diagnose."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from penstock.errors import SpecError
-from penstock.flows.answer import OUT, answer, say, tell
+from penstock.flows.answer import OUT, answer, say
 from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
-from penstock.messages import counted
+from penstock.plugins import needed
 
-__all__ = ["clean", "deploy", "doctor", "predict", "rollback"]
-
-
-def predict(
-    model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
-    source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one; a table, a query, a function.")
-    ],
-    output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
-    columns: Columns = None,
-    format: Format = None,
-    options: Options = None,
-    gpus: Gpus = False,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
-    """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.model.predict import predict as predict_rows
-
-        result = predict_rows(
-            model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
-        )
-        tell(f"{result['output']}: {counted(result['total_rows'], 'row')}")
-        return result
-
-    answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
+__all__ = ["clean", "deploy", "doctor", "rollback"]
 
 
 def rollback(
@@ -54,7 +24,7 @@ def rollback(
     """Give a model's alias back to the version that held it before; later runs leave it there until they train a better one."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.model.rollback import roll_back, show_rollback
+        from penstock.flows.verbs.rollback import roll_back, show_rollback
 
         result = roll_back(file, name)
         show_rollback(result, OUT)
@@ -120,7 +90,7 @@ def deploy(
     """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline, deploy_predictions
+        from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline
 
         plan = Plan(cron, timezone, pool, notify, silence_h)
         if not predict:
@@ -129,19 +99,10 @@ def deploy(
             return deploy_pipeline(file, plan, overrides or [], say)
         if source is None or output is None or overrides:
             raise SpecError("--predict needs --input and --output, and takes no --set")
-        from penstock.flows.verbs.model.predict import predict_request
-
-        request = partial(
-            predict_request,
-            source=source,
-            output=output,
-            columns=columns or [],
-            format=format,
-            options=options or [],
-            gpus=gpus,
-            file=file,
-        )
-        return deploy_predictions(file, plan, model, request, say)
+        deploy_predictions = needed("penstock.flows.predict.deployment:deploy_predictions", "deploy --predict")
+        wanted = {"source": source, "output": output, "columns": columns or [], "format": format, "options": options or []}
+        result: dict[str, Any] = deploy_predictions(file, plan, model, wanted | {"gpus": gpus}, say)
+        return result
 
     answer(work, as_json)
 

@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from penstock.config import Section
+from penstock.config import Section, added_sections
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
@@ -139,7 +139,7 @@ def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[Pipeline
         ]
     problems = [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
     if not problems and not known:
-        problems += _space_problems(data, spec)
+        problems += _variant_problems(data, spec)
     return spec, problems
 
 
@@ -219,10 +219,10 @@ def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[Problem]:
-    """Check the file with each listed value and each end of a range of `tune.space`."""
-    for key, dimension in spec.tune.space.items() if spec.tune is not None else ():
-        for value in dimension.extremes:
+def _variant_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[Problem]:
+    """Put every value that a section names for another key into the file, one at a time, and check the result."""
+    for entry, key, values in (variant for section in added_sections(spec) for variant in section.variants()):
+        for value in values:
             trial = copy.deepcopy(data)
             found = [message for _, message in _apply(trial, as_override(key, value), {})]
             found += [message for path, message in _booleans(trial, PipelineSpec, ()) if path == key]
@@ -233,7 +233,7 @@ def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[Proble
                 described = [_describe(item, trial) for item in error.errors(include_url=False)]
                 found += [message if path == key else f"{path}: {message}" for path, message in described]
             if found:
-                yield f"tune.space.{key}", found[0]
+                yield entry, found[0]
                 break
 
 

@@ -6,14 +6,14 @@ means to a run that already has a checkpoint. An untagged field is forbidden, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-__all__ = ["OnResume", "Section", "resume_rules"]
+__all__ = ["OnResume", "PluginSection", "Section", "added_sections", "resume_rules"]
 
 
 class OnResume(Enum):
@@ -33,6 +33,28 @@ class Section(BaseModel):
     def in_file(cls, key: str | None = None) -> dict[str, FieldInfo]:
         """The fields by the keys of the file. Overridden where a registry holds them: then `key` is the one that matters."""
         return {info.alias or name: info for name, info in cls.model_fields.items()}
+
+
+class PluginSection(Section):
+    """A section of the pipeline file that a plug-in adds: what is asked of it when the file is checked."""
+
+    def problems(self, spec: Any) -> list[tuple[str, str]]:
+        """Return (path, message) for every rule between the section and the rest of `spec` that is broken."""
+        return []
+
+    def variants(self) -> Iterator[tuple[str, str, Sequence[Any]]]:
+        """Yield (path of an entry of the section, key of the file, values): each value is tried in the file."""
+        yield from ()
+
+    def check_metrics(self, measured: Sequence[str]) -> None:
+        """Raise SpecError if the section names a metric that validation does not measure."""
+
+
+def added_sections(spec: Section) -> Iterator[PluginSection]:
+    """Yield the sections of plug-ins that a file has."""
+    for name in type(spec).model_fields:
+        if isinstance(section := getattr(spec, name), PluginSection):
+            yield section
 
 
 def resume_rules(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, OnResume]]:

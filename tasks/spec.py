@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
-from penstock.config import OnResume, Section
+from penstock.config import OnResume, Section, added_sections
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
-from penstock.plugins import Plugins
+from penstock.plugins import Plugins, optional
 from penstock.storage import root_problem
 from penstock.stores import StoreAddress, StoreSpec
-from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registries import REGISTRIES
@@ -27,6 +26,9 @@ __all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "RetentionSpec", "cross_chec
 
 STATE_FOLDER = ".penstock"
 """Beside the pipeline file: what embedded servers keep, whatever the storage is, and the storage unless another is named."""
+
+
+_TUNE: Any = optional("penstock.tasks.tune.spec:TuneSpec")
 
 
 class RetentionSpec(Section):
@@ -66,8 +68,11 @@ class PipelineSpec(Section):
     """Under which name the model is registered."""
     tracking: Annotated[TrackingSpec, OnResume.FREE] = TrackingSpec()
     """Where runs are looked at and models are registered."""
-    tune: Annotated[TuneSpec | None, OnResume.FREE] = None
-    """Which other values `penstock tune` tries (docs/tune.md)."""
+    if TYPE_CHECKING:
+        tune: Any = None
+    elif _TUNE is not None:  # without the plug-in the key is unknown
+        tune: Annotated[_TUNE | None, OnResume.FREE] = None
+        """Which other values `penstock tune` tries (docs/tune.md)."""
     retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
     """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
 
@@ -119,10 +124,7 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if spec.evaluate.slices and spec.materialize.cache != "disk":
         problems.append(("evaluate.slices", "only rows on disk know which row of the source they are; use cache: disk"))
     problems += _promotion_problems(spec)
-    if spec.tune is not None and spec.data.validation is None:
-        problems.append(("tune.metric", f"{spec.tune.metric!r} needs a validation split; set data.validation"))
-    if spec.tune is not None and (problem := mode_problem(spec.tune.metric, spec.tune.mode)):
-        problems.append(("tune.mode", problem))
+    problems += [problem for section in added_sections(spec) for problem in section.problems(spec)]
     if spec.materialize.cache == "none" and spec.shuffle.mode == "global":
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")

@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.flows.verbs.probe.hints import ADVICE
-from penstock.flows.verbs.probe.reading import NODE_CACHE, OTHER, RankReading, summarize
-from penstock.ingest.phases import PHASES
 from penstock.storage import Storage
 from penstock.training.callbacks.callback import HOOKS, Callbacks, Training
 from penstock.training.callbacks.registry import CALLBACKS
@@ -93,13 +90,3 @@ def test_what_another_package_adds_is_shown_in_thirty_lines(page: str) -> None:
 def test_the_pages_name_every_callback_and_hook() -> None:
     page = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
     assert [name for name in (*CALLBACKS.names, *HOOKS) if f"`{name}" not in page] == []
-
-
-def test_the_page_of_the_probe_names_every_place_and_every_figure() -> None:
-    page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
-    rows = page.split("## Where the time goes")[1].split("|---|---|\n")[1].split("\n\n")[0].splitlines()
-    assert {row.split("`")[1] for row in rows} == {*PHASES, NODE_CACHE, OTHER} == {*ADVICE}
-    figures = page.split("## For programs")[1]
-    still = dict.fromkeys(("first_batch_s", "rows", "bytes", "seconds", "p50_s", "p95_s", "longest_s", "epochs", "phases_s"), 0)
-    made = summarize([RankReading.model_validate({"rank": 0, "host": "here", **still})], 0)
-    assert [name for name in made if f"`{name}`" not in figures] == []

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from penstock.errors import DataError, Interrupted, PenstockError, SpecError
+from penstock.config import added_sections
+from penstock.errors import DataError, Interrupted, PenstockError
 from penstock.flows.preflight.checks import file_with_rows
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
@@ -200,19 +201,11 @@ def _try_framework(
     else:
         tried = there()
     if for_sweep and tried.logged is not None and not project.callbacks:  # a callback may chart values, too
-        _refuse_unmeasured(project, ["val/loss", *(f"val/{name}" for name in measured.makers), *tried.logged])
+        for section in added_sections(project.spec):
+            section.check_metrics(["val/loss", *(f"val/{name}" for name in measured.makers), *tried.logged])
     columns = {c.name: c.type_text for c in schema.columns}
     begins = {"begins_with": _begins_with(start, tried)} if (start := project.start_from) is not None else {}
     return {"rows": batch.rows, "columns": columns, **tried.model_dump(exclude={"weights", "logged"}), **begins}
-
-
-def _refuse_unmeasured(project: Project, there: list[str]) -> None:
-    """Raise SpecError if validation does not measure `tune.metric`."""
-    tune = project.spec.tune
-    if tune is not None and tune.metric not in there:
-        raise SpecError(
-            f"tune.metric is {tune.metric!r}, which validation does not measure", next_step=f"choose one of {there}"
-        )
 
 
 def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:

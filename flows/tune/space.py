@@ -12,7 +12,7 @@ from penstock.messages import counted
 from penstock.tasks.tune.search import check_library
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["check_space", "load_trial", "tune_spec"]
+__all__ = ["check_space", "describe_space", "load_trial", "tune_spec"]
 
 
 def tune_spec(loaded: LoadedSpec) -> TuneSpec:
@@ -22,12 +22,22 @@ def tune_spec(loaded: LoadedSpec) -> TuneSpec:
             f"{loaded.file.name} has no section `tune` with the values to try",
             next_step="add for instance: tune: {space: {train.learning_rate: {log_range: [0.0001, 0.1]}}, trials: 8}",
         )
-    return loaded.spec.tune
+    section: TuneSpec = loaded.spec.tune
+    return section
 
 
 def load_trial(loaded: LoadedSpec, values: Mapping[str, Any]) -> LoadedSpec:
     """Return the pipeline's spec with the values of a trial."""
     return load_spec(loaded.file, [*loaded.overrides, *(as_override(key, value) for key, value in values.items())])
+
+
+def describe_space(loaded: LoadedSpec) -> str:
+    """Check the space as `check_space` does, and describe it for `penstock check`; empty if the file has no section `tune`."""
+    if loaded.spec.tune is None:
+        return ""
+    check_space(loaded)
+    section = tune_spec(loaded)
+    return f"up to {counted(section.limit, 'trial')} over {', '.join(section.space)}"
 
 
 def check_space(loaded: LoadedSpec) -> None:

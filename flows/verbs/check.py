@@ -21,6 +21,7 @@ from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
 from penstock.messages import counted
+from penstock.plugins import optional
 from penstock.progress import silent
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
@@ -62,11 +63,9 @@ def _check_the_rest(
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
-    if loaded.spec.tune is not None:
-        from penstock.flows.tune.space import check_space
-
-        check_space(loaded)
-        say(f"tune       ok   up to {counted(loaded.spec.tune.limit, 'trial')} over {', '.join(loaded.spec.tune.space)}")
+    describe_space = optional("penstock.flows.tune.space:describe_space")
+    if describe_space is not None and (space := describe_space(loaded)):
+        say(f"tune       ok   {space}")
     if variables := {place: None for code in project.codes for place in code.variables}:
         warnings.append(f"{', '.join(variables)}: reads environment variables, whose values no key covers")
     snapshot = read_source(project.source, project.files, silent)

@@ -15,6 +15,7 @@ from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec, state_named_in
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.messages import counted
+from penstock.plugins import optional
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
@@ -71,13 +72,13 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
 
 
 def sweeps_among(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
-    """Describe sweeps and trials, by run. Sweeps are optional: their code is loaded where there are any."""
+    """Describe sweeps and trials, by run. The plug-in `tune` is loaded where there are any."""
     sweeps = [run for run in runs if run.sweep == run.run]
     if not sweeps:
         return {}
-    from penstock.flows.tune.summary import describe_sweeps
-
-    return describe_sweeps(ledger, sweeps)
+    describe_sweeps = optional("penstock.flows.tune.summary:describe_sweeps")
+    described: dict[str, dict[str, Any]] = {} if describe_sweeps is None else describe_sweeps(ledger, sweeps)
+    return described
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from penstock.errors import LeaseHeldError, ResumeError
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.lease import current_holder
+from penstock.plugins import needed
 from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import holders_of_runs
@@ -86,9 +87,8 @@ def _run(storage: Storage, name: str) -> Run | None:
 
 def _use(ledger: Ledger, run: Run) -> RunUse:
     needs = set()
-    if run.sweep == run.run:  # sweeps are optional: their code is loaded where there are any
-        from penstock.tasks.tune.record import load_trials
-
+    if run.sweep == run.run:
+        load_trials = needed("penstock.tasks.tune.record:load_trials", f"what the sweep {run.run} uses")
         needs = {str(trial.run) for trial in load_trials(ledger.storage, run.run) if trial.run}
     start = str(run.spec.get("train", {}).get("start_from") or "")
     if start.startswith("run:"):
@@ -131,7 +131,6 @@ def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[s
 
 
 def _is_current_sweep(storage: Storage, run: Run) -> bool:
-    from penstock.tasks.tune.record import current_sweep
-
+    current_sweep = needed("penstock.tasks.tune.record:current_sweep", f"whether the sweep {run.run} goes on")
     sweep = current_sweep(storage, run.pipeline)
     return sweep is not None and sweep.sweep == run.run

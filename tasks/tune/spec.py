@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from penstock.config import OnResume, Section
+from penstock.config import OnResume, PluginSection, Section
+from penstock.errors import SpecError
+from penstock.training.better import mode_problem
 
 __all__ = ["Dimension", "TuneSpec"]
 
@@ -56,7 +58,7 @@ class Dimension(Section):
         return all(isinstance(end, int) for end in self.range or self.log_range or (0.0,))
 
 
-class TuneSpec(Section):
+class TuneSpec(PluginSection):
     """A sweep: trials of this pipeline with other values of some keys. `penstock tune FILE` makes it; `run` ignores it."""
 
     space: Annotated[dict[str, Dimension], OnResume.FREE, Field(min_length=1)]
@@ -110,6 +112,26 @@ class TuneSpec(Section):
             if self.searcher != "grid" and dimension.grid is not None:
                 raise ValueError(f"`grid` for {key} needs searcher: grid; use `choice`")
         return self
+
+    def problems(self, spec: Any) -> list[tuple[str, str]]:
+        """Return the rules between a sweep and its pipeline that are broken."""
+        found = []
+        if spec.data.validation is None:
+            found.append(("tune.metric", f"{self.metric!r} needs a validation split; set data.validation"))
+        if problem := mode_problem(self.metric, self.mode):
+            found.append(("tune.mode", problem))
+        return found
+
+    def variants(self) -> Iterator[tuple[str, str, Sequence[Any]]]:
+        """Yield every key with its listed values, or both ends of its range."""
+        yield from ((f"tune.space.{key}", key, dimension.extremes) for key, dimension in self.space.items())
+
+    def check_metrics(self, measured: Sequence[str]) -> None:
+        """Raise SpecError before a sweep trains trials whose metric is missing."""
+        if self.metric not in measured:
+            raise SpecError(
+                f"tune.metric is {self.metric!r}, which validation does not measure", next_step=f"choose one of {[*measured]}"
+            )
 
     @property
     def limit(self) -> int:

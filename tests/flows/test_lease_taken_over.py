@@ -9,23 +9,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import pytest
 
 from penstock.errors import Interrupted, LeaseHeldError, ServiceError
 from penstock.flows import pipeline as pipeline_flow
-from penstock.flows.predict import flow as predict_flow
-from penstock.flows.predict.request import PredictRequest
 from penstock.flows.run.request import RunRequest
-from penstock.flows.spec_file import load_spec
-from penstock.flows.tune import driver as tune_driver
-from penstock.flows.tune import flow as tune_flow
-from penstock.flows.tune import trial as tune_trial
-from penstock.flows.tune.sweep import Sweep
 from penstock.machine.stopping import StopRequest
-from penstock.storage import Storage
-from penstock.tasks.tune.record import Trial
 from tests.drills.project import make_project
 
 LOST = LeaseHeldError("taken over by pid 7 on elsewhere")
@@ -79,9 +70,7 @@ def opened(stopping: StopRequest, tracker: Tracker) -> Any:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    made = make_project(tmp_path / "p", files=1)
-    made.write_text(made.read_text() + "tune:\n  space: {train.learning_rate: {choice: [0.1]}}\n")
-    return made
+    return make_project(tmp_path / "p", files=1)
 
 
 @pytest.mark.parametrize("made_of_it", MADE_OF_IT)
@@ -94,69 +83,3 @@ def test_a_run_in_any_stage(file: Path, monkeypatch: pytest.MonkeyPatch, made_of
     with pytest.raises(LeaseHeldError) as ended:
         pipeline_flow.pipeline.fn(RunRequest(file=str(file)))
     assert ended.value is LOST and tracker.closed == [None] and not statuses
-
-
-@pytest.mark.parametrize("made_of_it", [as_an_error_of_its_own, as_a_stop])
-def test_a_sweep(file: Path, monkeypatch: pytest.MonkeyPatch, made_of_it: Callable[..., Any]) -> None:
-    tracker = Tracker()
-    statuses = written(monkeypatch, tune_flow)
-    monkeypatch.setattr(tune_flow, "_open_sweep", lambda *given: opened(given[4], tracker))
-    monkeypatch.setattr(tune_flow, "_trials", lambda ctx, *_: lose(ctx.stopping, made_of_it))
-    with pytest.raises(LeaseHeldError) as ended:
-        tune_flow.tune.fn(tune_flow.TuneRequest(file=str(file)))
-    assert ended.value is LOST and tracker.closed == [None] and not statuses
-
-
-def test_a_sweep_whose_trials_are_under_way(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, stopping = load_spec(file), StopRequest()
-
-    def submit(_sweep: Any, number: int, ends: Any) -> None:
-        stopping.give_up(LOST)
-        ends.unquote().put((number, ServiceError("the library failed")))
-
-    monkeypatch.setattr(tune_driver, "_trial_task", SimpleNamespace(submit=submit))
-    ctx = SimpleNamespace(
-        storage=Storage(str(file.parent / "state")),
-        run=SimpleNamespace(run="sweep"),
-        stopping=stopping,
-        reporter=SimpleNamespace(report=print),
-    )
-    assert loaded.spec.tune is not None
-    with pytest.raises(LeaseHeldError) as ended:
-        tune_driver.perform_trials(Sweep(loaded, loaded.spec.tune, cast("Any", ctx)), 1)
-    assert ended.value is LOST
-
-
-@pytest.mark.parametrize("error", [ServiceError("the library failed"), Interrupted(signal.SIGINT)])
-def test_a_trial(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    tracker, stopping = Tracker(), StopRequest()
-    stopping.give_up(LOST)
-    statuses = written(monkeypatch, tune_trial)
-    sweep = cast("Sweep", SimpleNamespace(ctx=SimpleNamespace(stopping=stopping)))
-    with pytest.raises(LeaseHeldError) as ended:
-        tune_trial._ended_otherwise(sweep, Trial(number=1, values={}), opened(stopping, tracker), error)
-    assert ended.value is LOST and tracker.closed == [None] and not statuses
-
-
-@pytest.mark.parametrize("made_of_it", MADE_OF_IT)
-def test_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_of_it: Callable[..., Any]) -> None:
-    requests: list[StopRequest] = []
-
-    def make() -> StopRequest:
-        requests.append(StopRequest())
-        return requests[-1]
-
-    model = SimpleNamespace(uri="models:/m/1", name="m", run_id=None)
-    asked = SimpleNamespace(data=SimpleNamespace(train=str(tmp_path / "in")), is_kept=False, model_digest="d", input_digest="i")
-    plan = SimpleNamespace(todo=[])
-    monkeypatch.setattr(predict_flow, "StopRequest", make)
-    monkeypatch.setattr(predict_flow, "fetch_model", lambda *_: model)
-    monkeypatch.setattr(predict_flow, "ask", lambda *_: asked)
-    monkeypatch.setattr(predict_flow, "list_input", lambda _: SimpleNamespace(describe_left_out=lambda: "", files=[]))
-    monkeypatch.setattr(predict_flow, "plan", lambda *_: plan)
-    monkeypatch.setattr(predict_flow, "score", lambda *_: lose(requests[0], made_of_it))
-    request = PredictRequest(model="m", input=str(tmp_path / "in"), output=str(tmp_path / "out"), state_dir=str(tmp_path))
-    (tmp_path / "in").mkdir()
-    with pytest.raises(LeaseHeldError) as ended:
-        predict_flow.predict.fn(request)
-    assert ended.value is LOST

@@ -2,5 +2,6 @@
 
 Words: a *unit* is what is scored and committed together: a file, or where a file is one row a group of files. Its rows are a
 *part*, a Parquet file of the output; those that cannot be scored go to the *side table*. Its *record*, written last, makes the
-part count. Public: `asked` (what is to be done), `score` (the driver's side), `unit` (the worker's), `output` (what is where).
+part count. A plug-in, with `penstock.flows.predict`.
+Public: `asked` (what is to be done), `score` (the driver's side), `unit` (the worker's), `output` (what is where).
 """

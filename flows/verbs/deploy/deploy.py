@@ -32,18 +32,15 @@ from pydantic import BaseModel, ValidationError
 
 from penstock import __version__
 from penstock.errors import ServiceError, SpecError
-from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.verbs.deploy.notify import NOBODY, forget_messages, notify_of, put_messages
 
-__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "Plan", "deploy_pipeline", "deploy_predictions"]
+__all__ = ["ENTRYPOINT", "Plan", "Work", "deploy", "deploy_pipeline"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
 """A module path: workers have penstock installed, so no code is fetched."""
-
-PREDICT_ENTRYPOINT = "penstock.flows.predict.flow.predict"
 
 _PASSED_ON = (
     "RAY_ADDRESS",
@@ -73,7 +70,7 @@ class Plan(NamedTuple):
     """Hours without a run before a message is sent, instead of a day."""
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """A flow with its request."""
 
     flow: Flow[Any, Any]
@@ -102,58 +99,26 @@ def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[
     """
     loaded = load_spec(file, overrides)
 
-    def work() -> _Work:
+    def work() -> Work:
         # Imported here: it loads Ray and torch, seconds that a refusal does not need.
         from penstock.flows.pipeline import pipeline
         from penstock.flows.run.request import RunRequest
 
         request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
-        return _Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
+        return Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
 
-    return _deploy(loaded, work, plan, say)
+    return deploy(loaded, work, plan, say)
 
 
-def deploy_predictions(
-    file: Path, plan: Plan, model: str | None, make: Callable[[str], PredictRequest], say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result as that of `deploy_pipeline`.
+def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Create the deployment of a pipeline's file that performs some work, or update it. Result as that of `deploy_pipeline`.
 
     Args:
-        file: the pipeline file whose model scores; its project holds the MLflow store if no server is named.
-        plan: as in `deploy_pipeline`.
-        model: address of a model; by default the pipeline's registered model at its alias.
-        make: makes the request for a model's address.
+        make_work: called when nothing is left to refuse: what it imports may take seconds.
 
     Raises:
-        SpecError, ServiceError: as `deploy_pipeline`; SpecError, too, if `model` is None and the pipeline's has no alias,
-            and for a format or an option of it that is wrong.
+        SpecError, ServiceError: as `deploy_pipeline`, without those of the file.
     """
-    loaded = load_spec(file, [])
-    is_own = model is None
-    if model is None:
-        register = loaded.spec.register_
-        if register.alias is None:
-            raise SpecError(
-                f"{loaded.file}: its section register names no alias, so there is no model to score with",
-                next_step=f"set register.alias, or name the model: --model models:/{register.name or loaded.spec.name}@ALIAS",
-            )
-        model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
-    request = make(model)
-    if is_own or request.format is not None:  # for another model the format is known once it is loaded
-        from penstock.training.predict.asked import input_options  # it loads torch
-
-        data, name = loaded.spec.data, request.format or loaded.spec.data.format
-        input_options(name, data if name == data.format else None, request.options)
-
-    def work() -> _Work:
-        from penstock.flows.predict.flow import predict
-
-        return _Work(predict, PREDICT_ENTRYPOINT, request, f"`{model}` scores `{request.input}`", "output")
-
-    return _deploy(loaded, work, plan, say)
-
-
-def _deploy(loaded: LoadedSpec, make_work: Callable[[], _Work], plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     _check_schedule(plan)
     notify = None if plan.notify in (None, NOBODY) else notify_of(str(plan.notify), plan.cron, plan.silence_h)
     if plan.silence_h is not None and notify is None:
@@ -278,7 +243,7 @@ def _is_relative(name: str, value: str) -> bool:
 
 
 def _put(
-    client: SyncPrefectClient, full_name: str, work: _Work, plan: Plan, environment: dict[str, str], say: Callable[[str], None]
+    client: SyncPrefectClient, full_name: str, work: Work, plan: Plan, environment: dict[str, str], say: Callable[[str], None]
 ) -> UUID:
     name, request = full_name.partition("/")[2], work.request.model_dump(mode="json")
     _require_process_pool(client, plan.pool, say)

@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
 from penstock.flows.cli import app
-from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, _environment_to_store, deploy_pipeline, deploy_predictions
+from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, _environment_to_store, deploy_pipeline
 from penstock.flows.verbs.deploy.notify import notify_of
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, free_port
 
 NIGHTLY = "0 3 * * *"
-PREDICT = ("--predict", "--input", "rows", "--output", "scores")
 
 
 @pytest.fixture(scope="module")
@@ -158,25 +157,13 @@ def test_prefect_yaml_names_flow_of_deploy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (("--input", "rows"), "go with --predict"),
         (("--predict", "--input", "rows"), "--predict needs --input and --output"),
         (("--silence-h", "3"), "--silence-h 3 goes with --notify"),
-        ((*PREDICT, "--format", "prquet"), "'prquet'"),
-        ((*PREDICT, "--option", "delimiter=;"), "the format parquet has no options"),
-        ((*PREDICT, "--format", "csv", "--option", "delimitr=;"), "delimitr"),
     ],
 )
-def test_options_of_predictions_need_predict(project: Path, words: tuple[str, ...], said: str) -> None:
+def test_options_that_need_another_are_refused(project: Path, words: tuple[str, ...], problem: str) -> None:
     done = CliRunner().invoke(app, ["deploy", str(project), "--cron", NIGHTLY, *words])
-    assert done.exit_code == 2 and said in done.stderr
-
-
-def test_predictions_without_alias_need_model(project: Path) -> None:
-    text = project.read_text()
-    file = project.with_name("no-alias.yaml")
-    file.write_text(text.replace("register: {name: drill}", "register: {name: drill, alias: null}"))
-    with pytest.raises(SpecError, match="names no alias") as refused:
-        deploy_predictions(file, Plan(NIGHTLY), None, lambda _model: pytest.fail("no model is known"), print)
-    assert "--model models:/drill@ALIAS" in refused.value.next_step
+    assert done.exit_code == 2 and problem in done.stderr

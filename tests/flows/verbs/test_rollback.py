@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ServiceError
-from penstock.flows.verbs.model import rollback
+from penstock.flows.verbs import rollback
 from penstock.lease import hold_lease
 from penstock.storage import Storage
 from penstock.training.registry.mlflow_registry import MLFLOW

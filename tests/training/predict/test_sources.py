@@ -14,7 +14,7 @@ import pytest
 import penstock.flows.predict.flow as predict_flow
 from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
-from penstock.flows.verbs.model.predict import predict_request
+from penstock.flows.predict.verb import predict_request
 from penstock.ingest.ray_tasks import local_map
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model

@@ -18,10 +18,10 @@ from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.records.ledger import sweep_lease_path
 
-__all__ = ["tune"]
+__all__ = ["make_sweep"]
 
 
-def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, folds: bool = False) -> dict[str, Any]:
+def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, folds: bool = False) -> dict[str, Any]:
     """Make or continue the sweep of a pipeline in this process and return what `penstock tune --json` prints.
 
     Args:

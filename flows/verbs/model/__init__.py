@@ -1,4 +1,0 @@
-"""What do the verbs do that begin with a registered model?
-
-Public: `predict`, `rollback`.
-"""

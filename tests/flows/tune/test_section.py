@@ -1,0 +1,41 @@
+"""Is the section `tune` checked like the rest of the file, and every value that it names tried in it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.flows.spec_file import load_spec
+from tests.flows.test_spec_file import GOOD, problems_of, write
+
+
+@pytest.mark.parametrize(
+    ("metric", "wrong", "right"), [("accuracy", "min", "max"), ("r2", "min", "max"), ("loss", "max", "min")]
+)
+def test_mode_that_prefers_the_worst_is_refused(tmp_path: Path, metric: str, wrong: str, right: str) -> None:
+    entry = "tune={metric: val/%s, mode: %s, space: {train.epochs: {choice: [1, 2]}}}"
+    assert load_spec(write(tmp_path, GOOD), [entry % (metric, right)])
+    (problem,) = problems_of(write(tmp_path, GOOD), entry % (metric, wrong))
+    assert f"tune.mode: 'val/{metric}' is better the " in problem and problem.endswith(f"write mode: {right}")
+
+
+def test_sweep_without_validation_split_is_refused(tmp_path: Path) -> None:
+    space = "tune: {space: {train.epochs: {choice: [1, 2]}}}\n"
+    found = problems_of(write(tmp_path, GOOD + space), "data.validation=null")
+    assert any("tune.metric: 'val/loss' needs a validation split; set data.validation" in each for each in found)
+
+
+def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
+    space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
+    (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
+    assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
+    assert problems_of(write(tmp_path, GOOD), "tune.searcher=tpe") == [
+        "--set tune.searcher=tpe: tune.space: missing; this key is required"
+    ]
+
+
+@pytest.mark.parametrize(("dimension", "at"), [("choice: [3, yes]", ""), ("range: [no, 3]", ".range.0")])
+def test_boolean_in_place_of_a_number_is_refused(tmp_path: Path, dimension: str, at: str) -> None:
+    (found,) = problems_of(write(tmp_path, GOOD + f"tune: {{space: {{train.epochs: {{{dimension}}}}}}}\n"))
+    assert f"tune.space.train.epochs{at}: " in found and "this is a number" in found

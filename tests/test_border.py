@@ -1,0 +1,151 @@
+"""Can every plug-in be deleted? A copy of the tree without one imports, passes the types and the quick tests of the rest.
+
+`make test` deletes all of them at once; `make drills` each alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.ingest.formats.registry import FORMATS
+from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
+from penstock.training.callbacks.registry import CALLBACKS
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registries import REGISTRIES
+from penstock.training.tracking.registry import TRACKERS
+from tests import ROOT
+from tests.test_imports_point_one_way import MODULES, PLUGINS, plugin_of
+
+QUICK = (
+    *("tests/penstock/test_plugins.py", "tests/penstock/test_errors.py", "tests/test_imports_point_one_way.py"),
+    *("tests/flows/test_cli.py", "tests/flows/test_spec_file.py"),
+)
+"""Tests of the core that no plug-in is needed for."""
+
+NOT_EDITABLE = (
+    "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'Editable' not in getattr(each, '__name__', '')]"
+)
+"""The finder of an editable installation would find what was deleted in the tree that it was installed from."""
+
+IMPORT_ALL = """
+import importlib, sys
+names = sys.argv[1].split()
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.startswith("penstock"):  # a library of a plug-in need not be installed
+            raise
+print(len(names), "modules, of", importlib.import_module("penstock").__file__)
+"""
+
+
+def copy_without(plugins: list[str], folder: Path) -> Path:
+    """Copy the files that git knows, but for the folders of plug-ins and their tests."""
+    gone = [place for plugin in plugins for at in PLUGINS[plugin] for place in (f"{at}/", f"tests/{at}/")]
+    gone += [f"tests/runs/test_{plugin}.py" for plugin in plugins]
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in (name for name in names if name and not name.startswith(tuple(gone)) and os.path.lexists(ROOT / name)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(NOT_EDITABLE)
+    return folder
+
+
+def python(tree: Path, *words: str, code: int = 0, **environment: str) -> str:
+    """Run Python with the copy's packages, and return what it prints."""
+    env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/site", **environment}
+    done = subprocess.run([sys.executable, *words], cwd=tree, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def check_imports(tree: Path, plugins: list[str]) -> None:
+    left = [dotted for path, dotted in MODULES.items() if plugin_of(path) not in plugins]
+    printed = python(tree, "-c", IMPORT_ALL, " ".join(left))
+    assert printed.endswith(f"{len(left)} modules, of {tree}/penstock/__init__.py\n")
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree without any plug-in."""
+    return copy_without([*PLUGINS], tmp_path_factory.mktemp("core"))
+
+
+def test_every_folder_of_the_table_is_there() -> None:
+    assert [at for folders in PLUGINS.values() for at in folders if not (ROOT / at / "__init__.py").is_file()] == []
+
+
+def test_every_place_that_the_core_names_is_there() -> None:
+    """A place that is written wrongly would look like a plug-in that was deleted."""
+    for registry in (FORMATS, TRANSFORMS, FRAMEWORKS, TRACKERS, REGISTRIES, CALLBACKS):
+        assert registry._own == registry._places
+    named = {place for path in MODULES for place in re.findall(r'"(penstock\.[\w.]+):(\w+)"', (ROOT / path).read_text())}
+    assert len(named) > 20
+    for module, attribute in sorted(named):
+        spec = importlib.util.find_spec(module)
+        assert spec is not None and spec.origin is not None, module
+        defined = rf"^(def|class) {attribute}\b|^{attribute}\b.*="
+        assert re.search(defined, Path(spec.origin).read_text(), re.MULTILINE), f"{module}:{attribute}"
+
+
+def test_core_alone_imports(core: Path) -> None:
+    check_imports(core, [*PLUGINS])
+
+
+def test_core_alone_lists_its_own_verbs(core: Path) -> None:
+    verbs = {name for name in re.findall(r"^\W+(\w+)  ", python(core, "-m", "penstock", "--help", COLUMNS="200"), re.MULTILINE)}
+    assert {"run", "check", "plan", "status", "deploy"} <= verbs and not verbs & {"probe", "tune", "predict"}
+
+
+@pytest.fixture(scope="module")
+def project(core: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A project of the tabular template, made by the core."""
+    folder = str(tmp_path_factory.mktemp("projects") / "tabular")
+    python(core, "-m", "penstock", "init", folder)
+    return folder
+
+
+def test_core_alone_checks_the_tabular_template(core: Path, project: str) -> None:
+    printed = python(core, "-m", "penstock", "check", project, "--json")
+    assert json.loads(printed.splitlines()[0])["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("run", "--folds"), 3, "run --folds needs penstock.flows.tune.verb"),
+        (
+            ("deploy", "--cron", "0 3 * * *", "--predict", "--input", "rows", "--output", "scores"),
+            *(3, "deploy --predict needs penstock.flows.predict.deployment"),
+        ),
+        (("plan", "--set", "tune={space: {train.epochs: {choice: [1, 2]}}}"), 2, "tune: unknown key"),
+        (("plan", "--set", "train.framework=xgboost"), 2, "no training framework 'xgboost'"),
+    ],
+)
+def test_what_needs_a_deleted_plug_in_is_refused(
+    core: Path, project: str, words: tuple[str, ...], code: int, problem: str
+) -> None:
+    assert problem in python(core, "-m", "penstock", *words[:1], project, *words[1:], code=code)
+
+
+@pytest.mark.drill
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("plugin", sorted(PLUGINS))
+def test_each_plug_in_can_be_deleted(plugin: str, tmp_path: Path) -> None:
+    tree = copy_without([plugin], tmp_path / "tree")
+    check_imports(tree, [plugin])
+    python(tree, "-m", "mypy", "--cache-dir", str(tmp_path / "mypy"))
+    python(tree, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not drill", *QUICK)
