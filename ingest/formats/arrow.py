@@ -12,7 +12,7 @@ import pyarrow.ipc as ipc
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, last_cut, not_readable, rows_between
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, last_cut, reading, rows_between
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["ArrowFormat", "ArrowReader"]
@@ -67,15 +67,12 @@ def _tables(file: SourceFile, schema: pa.Schema, begin: Cut) -> Iterator[pa.Tabl
 
 @contextmanager
 def _open_arrow(file: SourceFile, first_batch: int = 0) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    try:
-        with open_input(file.uri) as source:
-            is_file = source.read(6) == b"ARROW1"
-            source.seek(0)
-            if is_file:
-                reader = ipc.open_file(source)
-                yield reader.schema, (reader.get_batch(index) for index in range(first_batch, reader.num_record_batches))
-            else:
-                stream = ipc.open_stream(source)
-                yield stream.schema, islice(stream, first_batch, None)
-    except (OSError, pa.ArrowException) as error:
-        raise not_readable(file, "Arrow", error) from error
+    with reading(file, "Arrow"), open_input(file.uri) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        if is_file:
+            reader = ipc.open_file(source)
+            yield reader.schema, (reader.get_batch(index) for index in range(first_batch, reader.num_record_batches))
+        else:
+            stream = ipc.open_stream(source)
+            yield stream.schema, islice(stream, first_batch, None)

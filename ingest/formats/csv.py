@@ -26,7 +26,7 @@ from penstock.ingest.files.opening import open_input, open_span, open_stream, re
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, joined_types, rounds
 from penstock.ingest.formats.cells.quotes import QuoteCheck, record_start
-from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
+from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect, OnlyRows
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8, misread
@@ -84,14 +84,13 @@ class CsvReader(Reader):
         wanted = self._wanted(header)
         cells = {name: CellTypes(self._null_words) for name in wanted}
         rows = 0
-        stream = self._form.open(file)
-        lines = _LineCounter(stream)
+        left_out = OnlyRows(self._form.options)
+        lines = _LineCounter(self._form.open(file, left_out))
         for batch in self._text_batches(file, lines, header, wanted):
             self._see(cells, batch, rows, keep)
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
-        no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
-        if lines.count != rows + no_rows and (problems := self._broken_records(file, header)):
+        if lines.count != rows + self._before_rows + left_out.emptied and (problems := self._broken_records(file, header)):
             raise _broken(file, problems, header)
         self._refuse_utf8(file)
         return self._facts(file, cells, rows)
@@ -305,9 +304,10 @@ class CsvReader(Reader):
                     f"{file.uri}: {place}",
                     next_step="repair the line; or set the encoding of the files: data.csv: {encoding: cp1252}",
                 ) from error
-            problems = self._broken_records(file, header) or _long_records(self._form, file)
-            problems = problems or [" ".join(str(error).split())]
-            raise _broken(file, problems, header) from error
+            problems = self._broken_records(file, header)
+            if not problems and "straddl" in str(error):
+                problems = [f"a row is longer than {_BLOCK_BYTES >> 20} MiB, the most that is read; keep such texts in Parquet"]
+            raise _broken(file, problems or [" ".join(str(error).split())], header) from error
         except OSError as error:
             raise read_problem(file.uri, error) from error
         finally:
@@ -399,12 +399,6 @@ class _LineCounter:
         """Close the stream below."""
         self._stream.close()
         self.closed = True
-
-
-def _long_records(form: Dialect, file: SourceFile) -> list[str]:
-    limit = f"{_BLOCK_BYTES >> 20} MiB, the most that a CSV row may have"
-    long = (start for start, row, _ in form.records(file) if sum(map(len, row)) > _BLOCK_BYTES)
-    return [f"the row of line {start} is longer than {limit}; keep such texts in Parquet" for start in long]
 
 
 def _is_number(text: str) -> bool:

@@ -18,15 +18,13 @@ from pydantic import Field, NonNegativeInt, field_validator
 
 from penstock.config import Section
 from penstock.ingest.files.listing import SourceFile, extension_of
-from penstock.ingest.files.opening import can_be_cut, open_stream, read_blocks
+from penstock.ingest.files.opening import can_be_cut, open_stream
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS
 
-__all__ = ["CsvOptions", "Dialect"]
+__all__ = ["CsvOptions", "Dialect", "OnlyRows"]
 
 Sign = Annotated[str, Field(min_length=1, max_length=1, pattern=r"^[\x00-\x7f]$")]
 """One ASCII character."""
-
-_BLOCK_BYTES = 4 << 20
 
 _MAX_FIELD_CHARS = (1 << 31) - 1
 
@@ -87,14 +85,18 @@ class Dialect:
         name = codecs.lookup(self.options.encoding).name
         return not name.startswith("utf") and len(bytes(range(128, 256)).decode(name, "replace")) == 128
 
-    def open(self, file: SourceFile) -> Any:
-        """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding."""
+    def open(self, file: SourceFile, only_rows: OnlyRows | None = None) -> Any:
+        """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding.
+
+        Args:
+            only_rows: counts the lines that are left out.
+        """
         stream = open_stream(file.uri)
         if codecs.lookup(self.options.encoding).name != "utf-8":
             stream = pa.transcoding_input_stream(stream, self.options.encoding, "utf8")
         if self.options.comment is None and not self.options.skip_rows:
             return stream
-        return io.BufferedReader(_OnlyRows(file.uri, stream, self.options), _BLOCK_BYTES)
+        return pa.TransformInputStream(stream, only_rows or OnlyRows(self.options))
 
     def records(self, file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
         """Yield (first line of the record from 1, its fields, its problem) of every record, the header included."""
@@ -135,51 +137,34 @@ class Dialect:
         return pc.replace_substring(pc.replace_substring(held, ".", ","), "\0", ".")
 
 
-class _OnlyRows(io.RawIOBase):
-    """A stream whose comments and first lines are made empty."""
+class OnlyRows:
+    """Makes comments and the first lines of a file empty, block by block."""
 
-    def __init__(self, uri: str, stream: pa.NativeFile, options: CsvOptions) -> None:
-        self._stream = stream
-        self._blocks = read_blocks(uri, stream, _BLOCK_BYTES)
+    def __init__(self, options: CsvOptions) -> None:
         self._skip = options.skip_rows
         self._comment = (options.comment or "").encode()
         self._quote = options.quote.encode()
         self._quoted = False
-        self._rest = memoryview(b"")
+        self._drops: bool | None = None
+        """Whether the line that the last block has ended in is left out; None where a new one begins."""
         self.emptied = 0
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read some bytes."""
-        if not len(self._rest):
-            self._rest = memoryview(self._rows(next(self._blocks, b"")))
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        """Close the stream below."""
-        self._stream.close()
-        super().close()
-
-    def _rows(self, block: bytes) -> bytes:
-        # Not splitlines: bytes such as a carriage return alone may be part of a value.
-        lines = [line + b"\n" for line in block.split(b"\n")]
-        lines[-1] = lines[-1][:-1]
-        if not lines[-1]:
-            lines.pop()
+    def __call__(self, block: pa.Buffer) -> bytes:
+        """Return the next bytes of the file without what is not a row."""
         kept = []
-        for line in lines:
-            comment = bool(self._comment) and not self._quoted and line.removeprefix(codecs.BOM_UTF8).startswith(self._comment)
-            if self._skip or comment:
+        # Not splitlines: bytes such as a carriage return alone may be part of a value.
+        *lines, rest = bytes(block).split(b"\n")
+        for line, has_end in [*((line, True) for line in lines), (rest, False)]:
+            if self._drops is None and (line or has_end):
+                text = line.removeprefix(codecs.BOM_UTF8)
+                is_comment = bool(self._comment) and not self._quoted and text.startswith(self._comment)
+                self._drops = self._skip > 0 or is_comment
                 self._skip = max(0, self._skip - 1)
-                self.emptied += 1
+                self.emptied += self._drops
+            if not self._drops:
+                self._quoted ^= bool(line.count(self._quote) % 2)
+                kept.append(line)
+            if has_end:
                 kept.append(b"\n")
-                continue
-            self._quoted ^= bool(line.count(self._quote) % 2)
-            kept.append(line)
+                self._drops = None
         return b"".join(kept)

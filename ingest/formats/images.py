@@ -18,7 +18,7 @@ from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["ImageReader", "ImagesFormat", "class_of"]
+__all__ = ["ImageReader", "ImagesFormat", "class_of", "refuse_without_class"]
 
 
 _JPEG_END = b"\xff\xd9"
@@ -62,11 +62,8 @@ class ImageReader(Reader):
                 f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""),
                 next_step="replace or delete what is damaged, or leave it out: data.invalid: drop (quarantine lists it, too)",
             )
-        if self._needs_class and class_of(file) is None:
-            raise DataError(
-                f"{file.uri}: is not in a class folder, so it has no label",
-                next_step="move it to a folder named after its class",
-            )
+        if self._needs_class:
+            refuse_without_class(file)
         return FileFacts(_COLUMNS, 1)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
@@ -91,6 +88,14 @@ def class_of(file: SourceFile) -> str | None:
     """Return the first folder below the location's root, as in torchvision's ImageFolder; None for an image at the root."""
     folder, slash, _ = file.name.partition("/")
     return folder if slash else None
+
+
+def refuse_without_class(file: SourceFile) -> None:
+    """Raise DataError for a file at the root, which has no label."""
+    if class_of(file) is None:
+        raise DataError(
+            f"{file.uri}: is not in a class folder, so it has no label", next_step="move it to a folder named after its class"
+        )
 
 
 def _content(file: SourceFile) -> bytes:

@@ -15,7 +15,7 @@ from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable, rows_between
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, reading, rows_between
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["ParquetFormat", "ParquetReader"]
@@ -151,14 +151,6 @@ def _unreadable_group(
 
 @contextmanager
 def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
-    try:
-        source = open_input(file.uri)
-    except OSError as error:
-        raise read_problem(file.uri, error) from error
-    with source:
-        try:
-            # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
-            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-        except (OSError, pa.ArrowException) as error:
-            raise not_readable(file, "Parquet", error) from error
-        yield parquet
+    with reading(file, "Parquet"), open_input(file.uri) as source:
+        # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
+        yield pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")

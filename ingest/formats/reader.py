@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from penstock.errors import DataError, PreflightError
+from penstock.errors import DataError, PenstockError, PreflightError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
 from penstock.ingest.columns.type_text import value_text
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
-from penstock.ingest.files.opening import open_input, read_problem
+from penstock.ingest.files.opening import can_be_cut, open_input, read_problem
 from penstock.messages import in_yaml
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "conform",
     "last_cut",
     "looks_like",
+    "reading",
     "rows_between",
 ]
 
@@ -40,15 +42,9 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "a bzip2 file"),
     (b"\x28\xb5\x2f\xfd", "a Zstandard file"),
     (b"PK\x03\x04", "a zip file (or an Excel workbook)"),
-    (b"\xd0\xcf\x11\xe0", "an old Excel workbook"),
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
-    (b"BM", "a BMP image"),
-    (b"GIF8", "a GIF image"),
     (b"%PDF", "a PDF document"),
-    (b"SQLite format 3", "an SQLite database"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"\x93NUMPY", "a numpy array"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
     (b"<!DOCTYPE", "an HTML page (a failed download?)"),
@@ -254,18 +250,34 @@ def looks_like(file: SourceFile) -> str:
     return "text" if head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1] else ""
 
 
-def not_readable(file: SourceFile, format: str, error: Exception) -> Exception:
+@contextmanager
+def reading(file: SourceFile, format: str) -> Iterator[None]:
+    """Turn whatever a library raises in the block into an error that names the file.
+
+    Raises:
+        DataError: the file is gone, damaged or of another kind.
+        ServiceError: a store stopped answering.
+    """
+    try:
+        yield
+    except (PenstockError, MemoryError):
+        raise
+    except Exception as error:  # every library has errors of its own
+        raise _not_readable(file, format, error) from error
+
+
+def _not_readable(file: SourceFile, format: str, error: Exception) -> Exception:
     known = read_problem(file.uri, error)
     if not isinstance(known, DataError):
         return known
-    what = looks_like(file)
-    if what.startswith(("a Parquet", "an Arrow")) and format in what:
-        return DataError(
-            f"{file.uri}: cut off or damaged: it begins as {what} and cannot be read to its end ({error})", next_step=_AGAIN
-        )
-    if what:
+    try:
+        what = looks_like(file) if can_be_cut(file.uri) else ""
+    except (OSError, PenstockError):
+        return known
+    if what and what != "binary data" and format not in what:
         return DataError(f"{file.uri}: this is {what}, not {format}", next_step=_AGAIN)
-    return DataError(f"{file.uri}: not a {format} file, or damaged ({' '.join(str(error).split())})", next_step=_AGAIN)
+    shown = " ".join(str(error).split())
+    return DataError(f"{file.uri}: damaged, cut off, or not {format} ({shown})", next_step=_AGAIN)
 
 
 _AGAIN = "write or fetch the file again, or leave it out with a glob (data.train: .../part-*)"

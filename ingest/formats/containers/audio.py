@@ -11,12 +11,12 @@ import pyarrow as pa
 from pydantic import PositiveInt
 
 from penstock.config import Section
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import read_bytes, read_problem
+from penstock.ingest.files.opening import read_bytes
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.images import class_of
-from penstock.ingest.formats.reader import FileFacts, Reader, library, looks_like
+from penstock.ingest.formats.images import class_of, refuse_without_class
+from penstock.ingest.formats.reader import FileFacts, Reader, library, reading
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["AudioFormat", "AudioOptions", "AudioReader"]
@@ -64,11 +64,8 @@ class AudioReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the file, which alone shows that it is whole."""
         samples, _ = self._samples(file)
-        if self._needs_class and class_of(file) is None:
-            raise DataError(
-                f"{file.uri}: is not in a class folder, so it has no label",
-                next_step="move it to a folder named after its class",
-            )
+        if self._needs_class:
+            refuse_without_class(file)
         return FileFacts(_COLUMNS, 1, row_bytes=samples.nbytes)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
@@ -80,20 +77,9 @@ class AudioReader(Reader):
 
     def _samples(self, file: SourceFile) -> tuple[np.ndarray, int]:
         soundfile = library("soundfile", "audio", "audio")
-        try:
-            with soundfile.SoundFile(io.BytesIO(read_bytes(file.uri))) as sound:
-                frames = sound.read(dtype="float32", always_2d=True)
-                rate, missing = int(sound.samplerate), sound.frames - len(frames)
-        except PenstockError:
-            raise
-        except OSError as error:
-            raise read_problem(file.uri, error) from error
-        except Exception as error:  # libsndfile's errors
-            what = looks_like(file)
-            raise DataError(
-                f"{file.uri}: no sound file, or damaged: {error}" + (f" (this is {what})" if what else ""),
-                next_step="write or fetch the file again, or leave it out",
-            ) from error
+        with reading(file, "sound"), soundfile.SoundFile(io.BytesIO(read_bytes(file.uri))) as sound:
+            frames = sound.read(dtype="float32", always_2d=True)
+            rate, missing = int(sound.samplerate), sound.frames - len(frames)
         if missing or not len(frames):
             raise DataError(f"{file.uri}: cut off, or empty: {missing} of its samples are missing", next_step="fetch it again")
         if self._options.sample_rate not in (None, rate):

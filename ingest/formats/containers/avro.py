@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, reading
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["AvroFormat", "AvroReader"]
@@ -65,29 +65,19 @@ class AvroReader(Reader):
 @contextmanager
 def _opened(file: SourceFile, reader: str) -> Iterator[Any]:
     fastavro = library("fastavro", "avro", "avro")
-    try:
-        with open_input(file.uri) as source:
-            yield getattr(fastavro, reader)(source)
-    except PenstockError:
-        raise
-    except (OSError, ValueError, EOFError, KeyError, IndexError, pa.ArrowException) as error:
-        raise not_readable(file, "Avro", error) from error
+    with reading(file, "Avro"), open_input(file.uri) as source:
+        yield getattr(fastavro, reader)(source)
 
 
 def _types(file: SourceFile, found: Any) -> dict[str, pa.DataType]:
-    schema = found.writer_schema
+    schema = library("fastavro.schema", "avro", "avro").expand_schema(found.writer_schema)
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise DataError(f"{file.uri}: holds {schema}, not records", next_step="write records with named fields")
-    named: _Named = {schema["name"]: None}
-    return {field["name"]: _type(file, field["name"], field["type"], named) for field in schema["fields"]}
+    return {field["name"]: _type(file, field["name"], field["type"]) for field in schema["fields"]}
 
 
-_Named = dict[str, pa.DataType | None]
-"""Records, enums and fixeds by their full name, by which a schema means them again; None while a record's fields are read."""
-
-
-def _type(file: SourceFile, column: str, kind: Any, named: _Named) -> pa.DataType:
-    """Return the Arrow type of an Avro type; a union with null is a type that may be null. Adds to `named`."""
+def _type(file: SourceFile, column: str, kind: Any) -> pa.DataType:
+    """Return the Arrow type of an Avro type; a union with null is a type that may be null."""
     if isinstance(kind, list):
         others = [each for each in kind if each != "null"]
         if len(others) > 1:
@@ -95,24 +85,18 @@ def _type(file: SourceFile, column: str, kind: Any, named: _Named) -> pa.DataTyp
                 f"{file.uri}: column {column!r} is a union of {len(others)} types ({others}), which is not one type",
                 next_step="leave it out of data.columns, or write it as one type",
             )
-        return _type(file, column, others[0], named) if others else pa.null()
-    if not isinstance(kind, dict):
-        found = _PLAIN.get(kind) or named[kind]
-        if found is None:
-            raise DataError(
-                f"{file.uri}: column {column!r} holds records {kind!r} that hold others of their kind, to any depth",
-                next_step="leave it out of data.columns",
-            )
-        return found
-    if kind["type"] == "record":
-        named[kind["name"]] = None
-    made = _made(file, column, kind, named)
-    if "name" in kind:
-        named[kind["name"]] = made
-    return made
+        return _type(file, column, others[0]) if others else pa.null()
+    if isinstance(kind, dict):
+        return _made(file, column, kind)
+    if kind not in _PLAIN:
+        raise DataError(
+            f"{file.uri}: column {column!r} holds records {kind!r} that hold others of their kind, to any depth",
+            next_step="leave it out of data.columns",
+        )
+    return _PLAIN[kind]
 
 
-def _made(file: SourceFile, column: str, kind: dict[str, Any], named: _Named) -> pa.DataType:
+def _made(file: SourceFile, column: str, kind: dict[str, Any]) -> pa.DataType:
     logical = kind.get("logicalType")
     if logical == "decimal":
         digits, scale = kind["precision"], kind.get("scale", 0)
@@ -121,14 +105,14 @@ def _made(file: SourceFile, column: str, kind: dict[str, Any], named: _Named) ->
         return _LOGICAL[logical]
     name = kind["type"]
     if name == "record":
-        return pa.struct([pa.field(field["name"], _type(file, column, field["type"], named)) for field in kind["fields"]])
+        return pa.struct([pa.field(field["name"], _type(file, column, field["type"])) for field in kind["fields"]])
     if name == "array":
-        return pa.list_(_type(file, column, kind["items"], named))
+        return pa.list_(_type(file, column, kind["items"]))
     if name == "map":
-        return pa.map_(pa.string(), _type(file, column, kind["values"], named))
+        return pa.map_(pa.string(), _type(file, column, kind["values"]))
     if name == "enum":
         return pa.string()
-    return pa.binary(kind["size"]) if name == "fixed" else _type(file, column, name, named)
+    return pa.binary(kind["size"]) if name == "fixed" else _type(file, column, name)
 
 
 def _plain(value: Any) -> Any:

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pydantic import NonNegativeInt
 
 from penstock.config import Section
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import read_bytes, read_problem
+from penstock.ingest.files.opening import read_bytes
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, reading
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
 
@@ -92,7 +92,7 @@ class ExcelReader(Reader):
 
     def _lines(self, file: SourceFile) -> list[list[Any]]:
         calamine = library("python_calamine", "excel", "excel")
-        try:
+        with reading(file, "Excel"):
             book = calamine.CalamineWorkbook.from_filelike(io.BytesIO(read_bytes(file.uri)))
             wanted = self._options.sheet
             names = book.sheet_names
@@ -102,12 +102,6 @@ class ExcelReader(Reader):
                 )
             sheet = book.get_sheet_by_name(wanted) if isinstance(wanted, str) else book.get_sheet_by_index(wanted)
             return sheet.to_python(skip_empty_area=True)  # type: ignore[no-any-return]
-        except PenstockError:
-            raise
-        except OSError as error:
-            raise read_problem(file.uri, error) from error
-        except Exception as error:  # calamine has an error of its own for each part of the format
-            raise not_readable(file, "an Excel workbook", error) from error
 
     def _column(self, file: SourceFile, name: str, cells: list[Any]) -> pa.Array:
         values = [None if cell == "" else cell for cell in cells]

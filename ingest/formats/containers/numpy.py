@@ -17,7 +17,7 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, reading
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["NumpyFormat", "NumpyOptions", "NumpyReader"]
@@ -99,28 +99,23 @@ class NumpyReader(Reader):
 
     @contextmanager
     def _arrays(self, file: SourceFile) -> Iterator[dict[str, _Array]]:
-        try:
-            with ExitStack() as stack:
-                source = stack.enter_context(open_input(file.uri))
-                found: dict[str, _Array]
-                if source.read(2) == b"PK":
-                    archive = stack.enter_context(zipfile.ZipFile(source))
-                    names = [name for name in archive.namelist() if name.endswith(".npy")]
-                    found = {name[:-4]: _opened(file, name[:-4], stack.enter_context(archive.open(name))) for name in names}
-                else:
-                    source.seek(0)
-                    found = {self._column: _opened(file, self._column, source)}
-                rows = {name: array.shape[0] for name, array in found.items()}
-                if len(set(rows.values())) != 1:
-                    raise DataError(
-                        f"{file.uri}: its arrays differ in their first axis, the rows: {rows}"
-                        if rows
-                        else f"{file.uri}: no array",
-                        next_step="save arrays of as many rows as each other in one file",
-                    )
-                yield found
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
-            raise not_readable(file, "numpy", error) from error
+        with reading(file, "numpy"), ExitStack() as stack:
+            source = stack.enter_context(open_input(file.uri))
+            found: dict[str, _Array]
+            if source.read(2) == b"PK":
+                archive = stack.enter_context(zipfile.ZipFile(source))
+                names = [name for name in archive.namelist() if name.endswith(".npy")]
+                found = {name[:-4]: _opened(file, name[:-4], stack.enter_context(archive.open(name))) for name in names}
+            else:
+                source.seek(0)
+                found = {self._column: _opened(file, self._column, source)}
+            rows = {name: array.shape[0] for name, array in found.items()}
+            if len(set(rows.values())) != 1:
+                raise DataError(
+                    f"{file.uri}: its arrays differ in their first axis, the rows: {rows}" if rows else f"{file.uri}: no array",
+                    next_step="save arrays of as many rows as each other in one file",
+                )
+            yield found
 
 
 def _opened(file: SourceFile, name: str, stream: Any) -> _Array:

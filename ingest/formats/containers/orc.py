@@ -11,7 +11,7 @@ from pyarrow import orc
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, reading
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["OrcFormat", "OrcReader"]
@@ -48,8 +48,5 @@ class OrcReader(Reader):
 
 @contextmanager
 def _opened(file: SourceFile) -> Iterator[orc.ORCFile]:
-    try:
-        with open_input(file.uri) as source:
-            yield orc.ORCFile(source)
-    except (OSError, pa.ArrowException) as error:
-        raise not_readable(file, "ORC", error) from error
+    with reading(file, "ORC"), open_input(file.uri) as source:
+        yield orc.ORCFile(source)

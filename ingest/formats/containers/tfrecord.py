@@ -15,9 +15,9 @@ import pyarrow as pa
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import promote
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import open_stream, read_problem
+from penstock.ingest.files.opening import open_stream
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, looks_like
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, library, reading
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["TFRecordFormat", "TFRecordReader"]
@@ -79,41 +79,33 @@ class TFRecordReader(Reader):
     def _examples(self, file: SourceFile) -> Iterator[list[Features]]:
         held: list[Features] = []
         size = 0
-        try:
-            with open_stream(file.uri) as stream:
-                for number, record in enumerate(_records(file, stream)):
-                    try:
-                        held.append(_features(record))
-                    except (ValueError, IndexError, struct.error) as error:
-                        raise DataError(
-                            f"{file.uri}: record {number} (from 0) is not a tf.train.Example: {error}",
-                            next_step="write tf.train.Example records, or read others in a function: data.format: python",
-                        ) from error
-                    size += len(record)
-                    if size >= _TABLE_BYTES:
-                        yield held
-                        held, size = [], 0
-        except (OSError, pa.ArrowException) as error:
-            raise read_problem(file.uri, error) from error
+        with reading(file, "TFRecord"), open_stream(file.uri) as stream:
+            for number, record in enumerate(_records(stream)):
+                try:
+                    held.append(_features(record))
+                except (ValueError, IndexError, struct.error) as error:
+                    raise DataError(
+                        f"{file.uri}: record {number} (from 0) is not a tf.train.Example: {error}",
+                        next_step="write tf.train.Example records, or read others in a function: data.format: python",
+                    ) from error
+                size += len(record)
+                if size >= _TABLE_BYTES:
+                    yield held
+                    held, size = [], 0
         if held:
             yield held
 
 
-def _records(file: SourceFile, stream: pa.NativeFile) -> Iterator[bytes]:
+def _records(stream: pa.NativeFile) -> Iterator[bytes]:
     crc32c = library("google_crc32c", "tfrecord", "tfrecord")
     number = 0
     while header := bytes(stream.read(12)):
         if len(header) < 12 or struct.unpack("<I", header[8:])[0] != _masked(crc32c.value(header[:8])):
-            what = looks_like(file) if not number else ""
-            problem = f"this is {what}, not TFRecord" if what and what != "binary data" else "is damaged or cut off"
-            raise DataError(f"{file.uri}: record {number} (from 0): {problem}", next_step="write or fetch the file again")
+            raise ValueError(f"record {number} (from 0)")
         length = struct.unpack("<Q", header[:8])[0]
         record, checksum = bytes(stream.read(length)), bytes(stream.read(4))
         if len(checksum) < 4 or struct.unpack("<I", checksum)[0] != _masked(crc32c.value(record)):
-            raise DataError(
-                f"{file.uri}: record {number} (from 0): is damaged or cut off: its checksum is another",
-                next_step="write or fetch the file again",
-            )
+            raise ValueError(f"record {number} (from 0): its checksum is another")
         yield record
         number += 1
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, promote
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import open_stream, read_problem
+from penstock.ingest.files.opening import open_stream
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, looks_like
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, reading
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
@@ -86,39 +86,30 @@ class WebDatasetReader(Reader):
     def _samples(self, file: SourceFile) -> Iterator[list[dict[str, Any]]]:
         held: list[dict[str, Any]] = []
         size = 0
-        try:
-            with open_stream(file.uri) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-                for member in archive:
-                    folder, name = posixpath.split(member.name)
-                    if not member.isfile() or name.startswith("."):
-                        continue
-                    key, _, suffix = name.partition(".")
-                    key = posixpath.join(folder, key)
-                    if not held or held[-1]["key"] != key:
-                        if size >= _TABLE_BYTES:
-                            yield held
-                            held, size = [], 0
-                        held.append({"key": key})
-                    content = archive.extractfile(member).read()  # type: ignore[union-attr]
-                    column, value = _value(file, member.name, suffix.lower(), content)
-                    if column in held[-1]:
-                        raise DataError(
-                            f"{file.uri}: sample {key!r} has {column!r} twice", next_step="give each sample a name of its own"
-                        )
-                    held[-1][column] = value
-                    size += len(content)
-        except PenstockError:
-            raise
-        except tarfile.TarError as error:
-            what = looks_like(file)
-            problem = (
-                f"this is {what}, not a tar archive"
-                if what and not what.startswith("binary")
-                else f"cut off or damaged: {error}"
-            )
-            raise DataError(f"{file.uri}: {problem}", next_step="write or fetch the file again") from error
-        except (OSError, pa.ArrowException) as error:
-            raise read_problem(file.uri, error) from error
+        with (
+            reading(file, "a tar archive"),
+            open_stream(file.uri) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+        ):
+            for member in archive:
+                folder, name = posixpath.split(member.name)
+                if not member.isfile() or name.startswith("."):
+                    continue
+                key, _, suffix = name.partition(".")
+                key = posixpath.join(folder, key)
+                if not held or held[-1]["key"] != key:
+                    if size >= _TABLE_BYTES:
+                        yield held
+                        held, size = [], 0
+                    held.append({"key": key})
+                content = archive.extractfile(member).read()  # type: ignore[union-attr]
+                column, value = _value(file, member.name, suffix.lower(), content)
+                if column in held[-1]:
+                    raise DataError(
+                        f"{file.uri}: sample {key!r} has {column!r} twice", next_step="give each sample a name of its own"
+                    )
+                held[-1][column] = value
+                size += len(content)
         if held:
             yield held
 

@@ -83,7 +83,7 @@ def test_columns_and_types_that_differ_are_all_named(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "empty (zero bytes)"),
-        (parquet_bytes()[:-500], "cut off or damaged: it begins as a Parquet file"),
+        (parquet_bytes()[:-500], "damaged, cut off, or not Parquet"),
         ("a,b\n1,2\n", "this is text, not Parquet"),
         (b"\x89PNG\r\n\x1a\n" + b"0" * 99, "this is a PNG image, not Parquet"),
     ],
@@ -200,5 +200,5 @@ def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
         writer.write_table(table)
     content = (tmp_path / "good.arrow").read_bytes()
     text = refusal(tmp_path, "arrow", {"bad.arrow": content[:-200], "other.arrow": parquet_bytes(10)})
-    assert f"{tmp_path / 'bad.arrow'}: cut off or damaged" in text
+    assert f"{tmp_path / 'bad.arrow'}: damaged, cut off" in text
     assert f"{tmp_path / 'other.arrow'}: this is a Parquet file, not Arrow" in text

@@ -180,7 +180,7 @@ def test_samples_of_webdataset_are_rows_of_all_their_members(tmp_path: Path, com
 def test_a_damaged_archive_and_sample_of_webdataset_are_named(tmp_path: Path) -> None:
     content = as_webdataset(ROWS)
     refusals = {
-        "cut": (content[: 512 * 21 + 100], "cut off or damaged"),
+        "cut": (content[: 512 * 21 + 100], "damaged, cut off, or not a tar archive"),
         "page": (b"<html>404</html>" * 100, "this is an HTML page"),
         "sample": (tar_of({"a.cls": b"cat"}), "a.cls holds b'cat', which is not cls"),
         "twice": (tar_of({"a.cls": b"1", "b.cls": b"2", "b.CLS": b"3"}), "sample 'b' has 'cls' twice"),
@@ -289,7 +289,7 @@ def test_sounds_are_rows_of_their_samples(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has 8000 samples a second, and data\.audio\.sample_rate is 16000"):
         read_rows(tmp_path, "audio", audio={"sample_rate": 16000})
     write_files(tmp_path, {"dog/page.wav": "<html>404</html>"})
-    with pytest.raises(DataError, match=r"page\.wav: no sound file, or damaged: .*this is an HTML page"):
+    with pytest.raises(DataError, match=r"page\.wav: this is an HTML page"):
         read_rows(tmp_path, "audio")
 
 
@@ -377,8 +377,8 @@ def test_examples_of_tensorflow_are_rows_and_their_checksums_count(tmp_path: Pat
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     for wrong, said in (
-        (bytes(flipped), r"record \d+ \(from 0\): is damaged or cut off"),
-        (content[:-3], r"record 48 \(from 0\): is damaged or cut off"),
+        (bytes(flipped), r"damaged, cut off, or not TFRecord \(record \d+ \(from 0\)"),
+        (content[:-3], r"damaged, cut off, or not TFRecord \(record 48 \(from 0\)"),
         (png(1), "this is a PNG image, not TFRecord"),
     ):
         write_files(tmp_path, {"bad/a.tfrecord": wrong})
