@@ -172,7 +172,7 @@ def test_another_world_size_continues_with_the_same_rows(case: Case) -> None:
     assert joined.tolist() == straight[5 * BATCH_ROWS :]
 
 
-def test_more_ranks_than_rows_in_a_batch_still_count_each_row_once(case: Case) -> None:
+def test_more_ranks_than_rows_read_each_row_once(case: Case) -> None:
     parts = [list(case.open(rank=rank, world_size=5, batch_rows=3).batches(0, ROWS - 7)) for rank in range(5)]
     assert {len(part) for part in parts} == {3}
     assert sorted(sum(part[step].rows for part in parts) for step in range(3)) == [1, 3, 3]
@@ -188,7 +188,7 @@ def test_reading_ahead_changes_nothing(case: Case) -> None:
             assert feed.state_dict()["position"] == number * BATCH_ROWS == batch.position
 
 
-def test_what_augmentation_draws_follows_the_row_into_any_batch(case: Case) -> None:
+def test_augmentation_numbers_follow_the_row(case: Case) -> None:
     def noisy(columns: dict[str, Tensor], generator: RowGenerator) -> dict[str, Tensor]:
         return {**columns, "noise": generator.normal(2), "side": generator.integers(0, 1000)}
 
@@ -223,7 +223,7 @@ def test_augmentation_that_loses_rows_is_refused(case: Case) -> None:
         list(feed.batches(0))
 
 
-def test_a_state_goes_with_the_seed_of_its_augmentation(case: Case) -> None:
+def test_state_of_other_augmentation_seed_is_refused(case: Case) -> None:
     def opened(seed: int) -> FullFeed:
         feed = case.open()
         feed.augment_with(lambda columns, _: columns, seed)
@@ -276,7 +276,7 @@ def feed_threads() -> int:
         ({"surprise": 1}, ["surprise", "--fresh"]),
     ],
 )
-def test_a_state_of_something_else_is_refused(case: Case, change: dict[str, Any], words: list[str]) -> None:
+def test_state_of_other_data_is_refused(case: Case, change: dict[str, Any], words: list[str]) -> None:
     feed = case.open()
     before = feed.state_dict()
     with pytest.raises(ResumeError) as caught:
@@ -288,7 +288,7 @@ def test_a_state_of_something_else_is_refused(case: Case, change: dict[str, Any]
 
 
 @pytest.mark.parametrize("lacks", ["epoch", "position"])
-def test_half_a_state_does_not_begin_anew(case: Case, lacks: str) -> None:
+def test_incomplete_state_is_refused(case: Case, lacks: str) -> None:
     feed = case.open()
     state = {name: value for name, value in stored(feed.state_dict()).items() if name != lacks}
     with pytest.raises(ResumeError, match=lacks):

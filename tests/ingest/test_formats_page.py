@@ -77,9 +77,7 @@ def column_of(kind: pa.DataType) -> pa.Array:
 
 
 @pytest.mark.parametrize(("kind", "becomes", "how"), table("Types as features"))
-def test_a_type_becomes_what_the_page_says_or_is_refused_with_the_step_that_helps(
-    tmp_path: Path, kind: str, becomes: str, how: str
-) -> None:
+def test_types_are_read_or_refused_as_documented(tmp_path: Path, kind: str, becomes: str, how: str) -> None:
     rows = pa.table({"x": column_of(type_of(kind))})
     if becomes != "refused":
         made = transform_table(rows).schema.field("x").type
@@ -118,7 +116,7 @@ def test_numbers_written_as_text_are_refused_with_what_reads_them(tmp_path: Path
 
 
 @pytest.mark.parametrize(("first", "second", "common"), table("Files that differ"))
-def test_types_of_two_files_meet_in_the_one_that_the_page_names(first: str, second: str, common: str) -> None:
+def test_types_of_two_files_unify_as_documented(first: str, second: str, common: str) -> None:
     expected = None if common == "refused" else type_of(common)
     assert promote(type_of(first), type_of(second)) == promote(type_of(second), type_of(first)) == expected
 
@@ -128,7 +126,7 @@ def test_the_page_has_every_format_and_its_endings() -> None:
     assert said == {name: format_named(name).extensions for name in FORMATS.names}
 
 
-def test_a_folder_of_another_format_is_told_which_one_it_is(tmp_path: Path) -> None:
+def test_folder_of_other_format_is_named(tmp_path: Path) -> None:
     for name in FORMATS.names:
         form = format_named(name)
         for ending in () if form.is_kept else form.extensions:

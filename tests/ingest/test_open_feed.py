@@ -46,7 +46,7 @@ def test_a_dataset_is_read_by_its_address(dataset: str, kind: type) -> None:
     assert seen != sorted(seen)
 
 
-def test_editors_know_the_options_there_are() -> None:
+def test_typed_arguments_equal_feed_options() -> None:
     declared = {field.name: field.type for field in fields(FeedOptions)}
     named = {name: kind.__forward_arg__ for name, kind in FeedArguments.__annotations__.items()}
     assert {
@@ -54,7 +54,7 @@ def test_editors_know_the_options_there_are() -> None:
     } == declared
 
 
-def test_an_option_that_is_none_and_a_missing_one_are_named() -> None:
+def test_unknown_and_missing_options_are_named() -> None:
     for options, said in (
         ({"batchsize": 3}, "unknown option 'batchsize'; did you mean 'batch_rows'"),
         ({"batch_rows": 4, "shufle": "global"}, "unknown option 'shufle'; did you mean 'shuffle'"),
@@ -65,7 +65,7 @@ def test_an_option_that_is_none_and_a_missing_one_are_named() -> None:
             open_feed("nowhere", **options)
 
 
-def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
+def test_wrong_address_and_arguments_are_named(dataset: str) -> None:
     with pytest.raises(DataError, match="ends with /datasets/<key>"):
         open_feed("somewhere", batch_rows=BATCH)
     with pytest.raises(DataError, match="there is no dataset at") as caught:
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         open_feed(dataset, batch_rows=BATCH).load_state_dict(None)  # type: ignore[arg-type]
 
 
-def test_a_damaged_shard_is_named_before_a_row_of_it_is_read(
+def test_damaged_shard_is_named_before_reading(
     dataset: str, manifest: DatasetManifest, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
@@ -109,7 +109,7 @@ def test_a_damaged_shard_is_named_before_a_row_of_it_is_read(
     assert open_feed(dataset, batch_rows=BATCH, verify=False).num_rows == ROWS
 
 
-def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_inside_one(dataset: str) -> None:
+def test_dataloader_reads_epochs_and_resumes_inside_one(dataset: str) -> None:
     calm = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
     loader = torch.utils.data.DataLoader(calm, batch_size=None, num_workers=0)
     assert len(calm) == STEPS
@@ -133,13 +133,13 @@ def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_insi
         FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=4)).load_state_dict(state)
 
 
-def test_an_epoch_that_is_left_early_is_followed_by_the_next_one(dataset: str) -> None:
+def test_epoch_left_early_is_followed_by_next(dataset: str) -> None:
     data = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
     firsts = [rows_of(next(iter(data))) for _ in range(2)]
     assert firsts == [rows_of(next(data.feed.batches(epoch)).columns) for epoch in (0, 1)] and firsts[0] != firsts[1]
 
 
-def test_an_epoch_that_ends_early_by_rule_ends_there_for_a_state_too(dataset: str) -> None:
+def test_max_batches_ends_epoch_also_for_state(dataset: str) -> None:
     def opened() -> FeedDataset:
         return FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3), max_batches=2)
 
@@ -159,7 +159,7 @@ def test_an_epoch_that_ends_early_by_rule_ends_there_for_a_state_too(dataset: st
         FeedDataset(open_feed(dataset, batch_rows=BATCH), max_batches=0)
 
 
-def test_an_epoch_that_is_set_is_in_the_state_at_once(dataset: str) -> None:
+def test_set_epoch_is_in_state_at_once(dataset: str) -> None:
     data = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
     next(iter(data))
     data.set_epoch(5)
@@ -175,7 +175,7 @@ def test_a_loader_that_would_stack_batches_is_refused(dataset: str, options: dic
     assert "batch_size=None" in caught.value.next_step
 
 
-def test_a_feed_says_how_it_is_read_and_that_it_is_not_sent_elsewhere(dataset: str) -> None:
+def test_iterating_or_pickling_a_feed_is_refused(dataset: str) -> None:
     feed = open_feed(dataset, batch_rows=BATCH)
     with pytest.raises(TypeError, match=r"for batch in feed\.batches\(epoch\)"):
         next(iter(feed))
@@ -197,7 +197,7 @@ def second_dataset(tmp_path: Path, rows: int = 100) -> str:
     return storage.uri("datasets/s")
 
 
-def test_datasets_are_mixed_in_the_shares_that_are_asked_for(dataset: str, tmp_path: Path) -> None:
+def test_datasets_are_mixed_in_given_shares(dataset: str, tmp_path: Path) -> None:
     other = second_dataset(tmp_path)  # a tenth of the rows, three quarters of the draws
     opened = lambda **more: open_feed({dataset: 1, other: 3}, batch_rows=BATCH, seed=17, epoch_rows=800, **more)  # noqa: E731
     whole = [batch.row_ids.tolist() for batch in opened().batches(2)]
@@ -281,7 +281,7 @@ def test_the_last_batch_is_kept_dropped_or_filled(dataset: str, shuffle: Any) ->
         open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last="drop").load_state_dict(feed.state_dict())
 
 
-def test_a_last_batch_that_is_the_only_one_is_filled_or_refused(dataset: str) -> None:
+def test_only_batch_is_filled_or_refused(dataset: str) -> None:
     few = open_feed(dataset, batch_rows=3000, last="fill", shuffle="none")
     (batch,) = few.batches(0)
     assert batch.row_ids.tolist() == [row % ROWS for row in range(3000)]
@@ -289,7 +289,7 @@ def test_a_last_batch_that_is_the_only_one_is_filled_or_refused(dataset: str) ->
         open_feed(dataset, batch_rows=3000, last="drop")
 
 
-def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: Path) -> None:
+def test_unequal_datasets_are_refused(dataset: str, tmp_path: Path) -> None:
     other = second_dataset(tmp_path)
     with pytest.raises(SpecError, match="no dataset is named"):
         open_feed({}, batch_rows=BATCH)

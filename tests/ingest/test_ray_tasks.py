@@ -31,7 +31,7 @@ def test_results_are_those_of_the_items() -> None:
     assert list(ray_map(lambda item: item, [])) == []
 
 
-def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
+def test_worker_error_is_raised_unchanged() -> None:
     def fail(item: int) -> int:
         raise DataError("part-7.csv, row 3: no number", problems=["a", "b"], next_step="repair it")
 
@@ -42,7 +42,7 @@ def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
     assert str(caught.value) == "part-7.csv, row 3: no number\n  - a\n  - b\nNext: repair it"
 
 
-def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
+def test_full_disk_of_worker_is_reported() -> None:
     def fail(item: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/shard")
 
@@ -51,7 +51,7 @@ def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/shard")
 
 
-def test_what_a_task_prints_warns_or_logs_is_written_here_and_there_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_output_is_printed_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     def tell(item: int) -> str:
         print("connected with", f"http://alice:canary@host/{item}")
         warnings.warn(f"old {item}", stacklevel=1)
@@ -83,7 +83,7 @@ def test_an_unexpected_error_keeps_its_message() -> None:
         list(ray_map(lambda item: {}["surprise"], [1]))
 
 
-def test_a_pool_makes_its_function_once_in_each_process_and_again_where_one_has_died(tmp_path: Path) -> None:
+def test_pool_makes_function_once_per_process_and_restart(tmp_path: Path) -> None:
     def make() -> Callable[[int], int]:
         (tmp_path / f"made-{os.getpid()}").touch()
 
@@ -99,11 +99,11 @@ def test_a_pool_makes_its_function_once_in_each_process_and_again_where_one_has_
     assert len(list(tmp_path.glob("made-*"))) == 3
 
 
-def test_a_process_of_a_pool_that_takes_no_gpu_sees_none() -> None:
+def test_pool_process_without_gpu_sees_none() -> None:
     assert list(ray_pool(lambda: os.environ.get, ["CUDA_VISIBLE_DEVICES"], processes=1)) == [""]
 
 
-def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
+def test_pool_error_is_raised_unchanged() -> None:
     def make() -> Callable[[int], int]:
         raise DataError("no model", next_step="train one")
 
@@ -113,7 +113,7 @@ def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
 
 
 @pytest.mark.drill
-def test_a_process_that_dies_each_time_it_is_started_is_told_with_what_to_look_at() -> None:
+def test_process_that_always_dies_is_a_preflight_error() -> None:
     ways = (
         lambda: ray_map(os._exit, [3]),
         lambda: ray_pool(lambda: os._exit, [3], processes=1),
@@ -124,7 +124,7 @@ def test_a_process_that_dies_each_time_it_is_started_is_told_with_what_to_look_a
         assert told.value.next_step.startswith("check the memory of the nodes")
 
 
-def test_what_ray_itself_loses_is_an_error_that_another_try_may_mend() -> None:
+def test_work_lost_by_ray_is_a_service_error() -> None:
     for lost in (ray.exceptions.RaySystemError("closed"), ray.exceptions.ActorUnavailableError("away", None)):
         with pytest.raises(ServiceError, match=f"Ray lost the running work: {type(lost).__name__}"), raising_ours():
             raise lost
@@ -154,7 +154,7 @@ def test_a_stream_waits_for_its_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [2, None])
-def test_a_stream_goes_on_when_its_worker_is_killed(tmp_path: Path, ahead: int | None) -> None:
+def test_stream_continues_after_worker_is_killed(tmp_path: Path, ahead: int | None) -> None:
     def die_once(item: int) -> Iterator[int]:
         for number in range(10):
             if number == 5 and not (tmp_path / "died").exists():
@@ -167,7 +167,7 @@ def test_a_stream_goes_on_when_its_worker_is_killed(tmp_path: Path, ahead: int |
     assert (tmp_path / "died").exists()
 
 
-def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
+def test_error_comes_after_running_tasks_end(tmp_path: Path) -> None:
     def fail_first(item: int) -> None:
         if item == 0:
             (tmp_path / "0 failed").touch()
@@ -214,6 +214,6 @@ print("alive")
 
 
 @pytest.mark.drill
-def test_who_stops_while_tasks_end_lives_on() -> None:
+def test_stopping_while_tasks_end_does_not_abort() -> None:
     done = subprocess.run([sys.executable, "-c", STOPPING], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]

@@ -46,7 +46,7 @@ from tests.conformance.feed_cases import (
 GLOBAL = order_of("global", 3)
 
 
-def test_only_the_columns_asked_for_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
+def test_only_requested_columns_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
     feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
     assert [column.name for column in feed.schema.columns] == ["label", "x"]
     assert list(next(feed.batches(0)).columns) == ["label", "x"]
@@ -56,15 +56,13 @@ def test_only_the_columns_asked_for_are_gathered(storage: Storage, manifest: Dat
         open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
 
 
-def test_a_split_that_does_not_exist_is_named(storage: Storage, manifest: DatasetManifest) -> None:
+def test_missing_split_is_named(storage: Storage, manifest: DatasetManifest) -> None:
     with pytest.raises(DataError, match=r"'test'; splits with rows: train"):
         open_cached_feed(storage, manifest, "test", batch_rows=10, order=GLOBAL)
 
 
 @pytest.mark.parametrize("wrong", [{"order": Order(mode="none", rows=5)}, {"rank": 2}, {"batch_rows": 0}, {"prefetch": -1}])
-def test_arguments_that_make_no_sense_are_refused(
-    storage: Storage, manifest: DatasetManifest, wrong: dict[str, object]
-) -> None:
+def test_invalid_arguments_are_refused(storage: Storage, manifest: DatasetManifest, wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         open_cached_feed(storage, manifest, "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
 
@@ -75,14 +73,14 @@ def test_a_missing_shard_is_named_before_reading(storage: Storage, manifest: Dat
         open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
 
 
-def test_a_shard_of_another_size_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
+def test_shard_of_wrong_size_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, storage.read_bytes(path)[:-1])
     with pytest.raises(DataError, match=path):
         open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
 
 
-def test_a_shard_that_is_no_shard_ends_the_epoch_with_its_name(storage: Storage, manifest: DatasetManifest) -> None:
+def test_damaged_shard_file_ends_epoch_with_its_name(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, b"x" * manifest.shards[1].size_bytes)
     feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
@@ -90,7 +88,7 @@ def test_a_shard_that_is_no_shard_ends_the_epoch_with_its_name(storage: Storage,
         list(feed.batches(0))
 
 
-def test_a_shard_with_another_shape_than_the_manifest_is_refused(storage: Storage, manifest: DatasetManifest) -> None:
+def test_shard_that_differs_from_manifest_is_refused(storage: Storage, manifest: DatasetManifest) -> None:
     columns = (ColumnInfo(name="x", dtype="float32", shape=(4,)),)
     wrong = manifest.model_copy(update={"feed_schema": FeedSchema(columns=columns)})
     with pytest.raises(DataError, match=r"rows of x: float32\[5\], the manifest lists \d+ rows of x: float32\[4\]"):
@@ -113,9 +111,7 @@ def test_remote_shards_are_fetched_once_and_named_by_content(
 
 
 @pytest.mark.parametrize("mode", ["none", "windowed"])
-def test_a_rank_fetches_its_own_shards_and_all_of_them_ahead_of_need(
-    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_rank_fetches_all_its_shards_ahead(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 40)  # far more of them than may be on their way at once
     fetched: list[str] = []
     get_file = Storage.get_file
@@ -163,7 +159,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_change_of_one_batch_is_no_change_of_another(
+def test_changing_a_batch_does_not_change_others(
     storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
@@ -216,7 +212,7 @@ def test_batches_are_equal_with_and_without_thread(
         assert not batch.columns["x"].is_inference()
 
 
-def test_tables_that_lack_a_column_or_have_another_are_no_prepared_rows() -> None:
+def test_table_with_missing_or_other_column_is_refused() -> None:
     whole = table(np.arange(60))
     without = whole.drop_columns(["label"])
     assert select_prepared(whole, SCHEMA.columns[1:]).column_names == ["image", "label"]
@@ -254,7 +250,7 @@ def test_lists_in_memory_are_mapped_and_not_copied(ray_cluster: None) -> None:  
             assert here.ctypes.data == there.ctypes.data
 
 
-def test_long_lists_in_memory_are_gathered_a_few_batches_at_a_time(
+def test_long_lists_in_memory_are_gathered_in_small_groups(
     ray_cluster: None,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -283,7 +279,7 @@ LISTS_ORDERS = [
 
 
 @pytest.mark.parametrize("by_length", LISTS_ORDERS, ids=str)
-def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(tmp_path: Path, by_length: LengthSpec | None) -> None:
+def test_unshuffled_stream_yields_batches_of_cached_dataset(tmp_path: Path, by_length: LengthSpec | None) -> None:
     storage = Storage(str(tmp_path / "storage"))
     manifest = write_dataset(storage, tmp_path / "scratch", 5, lists=True)
     order = Order(mode="none", rows=ROWS, by_length=by_length)
@@ -303,7 +299,7 @@ def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(tmp_pat
         assert stream.state_dict() == cached.state_dict()
 
 
-def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_by_length_holds_at_most_two_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="tokens", pool_batches=3))
     feed = StreamFeed(lambda: iter([lists_table(np.arange(ROWS))]), LISTS, "train", content="c", batch_rows=40, order=order)
     held: list[int] = []
@@ -345,7 +341,7 @@ def test_a_stream_whose_augmentation_fails_is_closed() -> None:
         ("none", [2, 2, 2, 2, 4]),  # a few batches of 64 rows together
     ],
 )
-def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(mode: str, tables_given: list[int]) -> None:
+def test_stream_batch_waits_for_few_further_rows(mode: str, tables_given: list[int]) -> None:
     given: list[int] = []
 
     def given_tables() -> Iterator[pa.Table]:
@@ -359,7 +355,7 @@ def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(mode: str, tables_give
     assert windows[-1] == 7
 
 
-def test_a_stream_goes_by_lists_only() -> None:
+def test_stream_by_length_needs_lists() -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
     with pytest.raises(SpecError, match="is not a column of lists"):
         StreamFeed(tables, LISTS, "train", content="c", batch_rows=40, order=order)
@@ -371,14 +367,14 @@ def test_a_stream_refuses_a_global_order() -> None:
 
 
 @pytest.mark.parametrize(("given", "words"), [(90, "only 90"), (110, "more than 100")])
-def test_a_stream_of_another_length_is_an_error(given: int, words: str) -> None:
+def test_stream_of_other_length_is_an_error(given: int, words: str) -> None:
     order = Order(mode="windowed", seed=1, rows=100, window_rows=40)
     feed = StreamFeed(lambda: tables(rows=given, cuts=7), SCHEMA, "train", content="c", batch_rows=8, order=order)
     with pytest.raises(DataError, match=words):
         list(feed.batches(0))
 
 
-def test_windows_of_a_stream_are_shuffled_each_in_its_own_way() -> None:
+def test_stream_windows_have_different_orders() -> None:
     order = Order(mode="windowed", seed=1, rows=160, window_rows=40)
     feed = StreamFeed(lambda: tables(rows=160, cuts=7), SCHEMA, "train", content="c", batch_rows=40, order=order)
     seen = [batch.row_ids for epoch in (0, 1) for batch in feed.batches(epoch)]
@@ -388,7 +384,7 @@ def test_windows_of_a_stream_are_shuffled_each_in_its_own_way() -> None:
 
 
 @pytest.mark.slow
-def test_an_error_while_preparing_a_stream_is_the_users_own(ray_cluster: None) -> None:  # noqa: F811
+def test_stream_raises_users_error(ray_cluster: None) -> None:  # noqa: F811
     def broken(item: int) -> Iterator[pa.Table]:
         if item == 1:
             raise DataError("file b.csv, row 3: no number")

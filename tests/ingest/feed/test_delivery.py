@@ -48,7 +48,7 @@ def test_a_column_becomes_float_on_the_way(dataset: str, prefetch: int) -> None:
         assert batch.columns["label"].dtype == torch.int64
 
 
-def test_a_float_column_does_not_change_what_it_was_gathered_to(dataset: str) -> None:
+def test_scaling_float_column_leaves_source_unchanged(dataset: str) -> None:
     feed = opened(dataset, as_float={"x": (2.0, 1.0)}, augment=lambda columns, _: {**columns, "before": columns["x"]})
     for batch in feed.batches(0):
         assert torch.equal(batch.columns["before"] * 2 + 1, batch.columns["x"])
@@ -66,7 +66,7 @@ def test_augment_sees_the_stored_values(dataset: str) -> None:
     assert batch.columns["image"].dtype == torch.float32
 
 
-def test_the_place_is_that_of_the_batch_in_hand(dataset: str) -> None:
+def test_position_is_that_of_yielded_batch(dataset: str) -> None:
     feed = opened(dataset, as_float={"image": (SCALE, 0)})
     batches = feed.batches(0)
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_the_place_is_that_of_the_batch_in_hand(dataset: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_when_the_feed_is_opened(dataset: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_delivery_is_refused_when_feed_opens(dataset: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         opened(dataset, **options)
 

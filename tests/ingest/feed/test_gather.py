@@ -47,7 +47,7 @@ def test_numbers_at_any_address_are_gathered() -> None:
         assert rows.take(np.array([39, 0, 20, 19]))["v"].tolist() == [39.0, 0.0, 20.0, 19.0]
 
 
-def test_rows_are_found_where_a_block_lies_after_it_was_opened_again() -> None:
+def test_rows_are_found_after_block_is_reopened() -> None:
     opened: list[np.ndarray] = []
 
     def block(index: int) -> dict[str, np.ndarray]:
@@ -65,7 +65,7 @@ def test_rows_are_found_where_a_block_lies_after_it_was_opened_again() -> None:
     assert len(opened) == 7
 
 
-def test_memory_is_used_again_only_when_nobody_holds_a_part_of_it() -> None:
+def test_memory_is_reused_once_unreferenced() -> None:
     data = np.arange(60, dtype=np.int64)
     rows = RowGather([ColumnInfo(name="v", dtype="int64")], [30, 30], lambda block: {"v": data[30 * block : 30 * block + 30]})
     kept_as_array = rows.take(np.arange(20, 40))["v"].split(10)[1].numpy()  # the only thing that is left of the first piece

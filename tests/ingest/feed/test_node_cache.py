@@ -74,9 +74,7 @@ def test_a_download_damaged_once_is_repeated(
     assert path.read_bytes() == remote.read_bytes(manifest.shards[0].path)
 
 
-def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
-    remote: Storage, manifest: DatasetManifest, tmp_path: Path
-) -> None:
+def test_damaged_remote_shard_is_refused_without_leftovers(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
     shard = manifest.shards[0]
     data = bytearray(remote.read_bytes(shard.path))
     data[-100] ^= 1
@@ -94,7 +92,7 @@ def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
     assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".lock"}
 
 
-def test_a_storage_that_does_not_answer_is_a_service_error(
+def test_unreachable_storage_is_a_service_error(
     remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: LocalFileSystem, *_: str) -> None:
@@ -119,7 +117,7 @@ def digests(manifest: DatasetManifest) -> list[str]:
     return [shard.digest for shard in manifest.shards]
 
 
-def test_the_shards_used_longest_ago_make_room(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+def test_least_recently_used_shards_are_evicted(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
     first, second, third, _ = manifest.shards
     cache = NodeCache(tmp_path / "small", budget_bytes=first.size_bytes + second.size_bytes + third.size_bytes)
     for shard in (first, second, third):
@@ -131,7 +129,7 @@ def test_the_shards_used_longest_ago_make_room(remote: Storage, manifest: Datase
     assert cached(cache.folder) == {first.digest, third.digest, small.digest}
 
 
-def test_a_shard_that_is_read_is_not_evicted_and_too_many_of_them_are_refused_by_name(
+def test_mapped_shards_are_not_evicted_and_overflow_is_refused(
     remote: Storage, manifest: DatasetManifest, tmp_path: Path
 ) -> None:
     first, second, third, fourth = manifest.shards
@@ -148,7 +146,7 @@ def test_a_shard_that_is_read_is_not_evicted_and_too_many_of_them_are_refused_by
     cache.hold(remote, third)
 
 
-def test_what_a_killed_fetch_left_is_removed_by_the_next(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+def test_leftovers_of_killed_fetch_are_removed(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
     script = """
 import sys, time
 from pathlib import Path
@@ -179,7 +177,7 @@ NodeCache(Path(sys.argv[3])).hold(Storage(sys.argv[1]), ShardInfo.model_validate
     assert cached(cache.folder) == {shard.digest, other.digest}
 
 
-def test_a_full_disk_is_said_to_be_full(
+def test_full_disk_is_reported(
     remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: LocalFileSystem, *_: str) -> None:
@@ -191,15 +189,13 @@ def test_a_full_disk_is_said_to_be_full(
     assert not list((tmp_path / "cache").rglob(".*.part"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+def test_unwritable_cache_is_named(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file where the folder should be")
     with pytest.raises(PreflightError, match=r"taken cannot store local:.*\.arrow: .*Not a directory"):
         NodeCache(tmp_path / "taken", 10**9).hold(remote, manifest.shards[0])
 
 
-def test_shards_on_their_way_count_for_what_the_disk_has_left(
-    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_fetches_count_as_used_disk(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 30)
     size = max(shard.size_bytes for shard in manifest.shards)
     disk = SimpleNamespace(total=20 * size, free=12 * size)  # a tenth of it stays free: ten of them may come
@@ -212,7 +208,7 @@ def test_shards_on_their_way_count_for_what_the_disk_has_left(
     assert len(held) == 10
 
 
-def test_a_disk_that_is_nearly_full_is_filled_by_half(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_a_nearly_full_disk_is_used(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shard, *_) = write_dataset(remote, tmp_path / "d", 2).shards
     disk = SimpleNamespace(total=1000 * shard.size_bytes, free=4 * shard.size_bytes)  # less than a tenth of it
     monkeypatch.setattr("penstock.ingest.feed.node_cache.shutil.disk_usage", lambda _: disk)
@@ -222,7 +218,7 @@ def test_a_disk_that_is_nearly_full_is_filled_by_half(remote: Storage, tmp_path:
     assert cache.budget_bytes == 2 * shard.size_bytes
 
 
-def test_a_program_that_ends_does_not_wait_for_the_whole_dataset(remote: Storage, tmp_path: Path) -> None:
+def test_ending_program_does_not_wait_for_whole_dataset(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 60)
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
     script = """
@@ -256,7 +252,7 @@ raise SystemExit(3)
     assert 1 <= len(done.stdout.split()) <= FETCH_THREADS < len(manifest.shards)
 
 
-def test_more_shards_than_a_process_may_open_files_are_refused_at_once(remote: Storage, tmp_path: Path) -> None:
+def test_more_shards_than_open_files_are_refused_at_once(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 80)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     script = """
@@ -298,7 +294,7 @@ def test_the_budget_comes_from_the_environment(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("mode", ["windowed", "none"])
-def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
+def test_windowed_order_reads_dataset_larger_than_cache(
     remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 40)
@@ -323,9 +319,7 @@ def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
     assert sorted(seen) == sorted([*range(ROWS)] * 2)
 
 
-def test_two_runs_read_through_one_cache_that_is_smaller_than_what_both_would_keep(
-    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_share_a_small_cache(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 40)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(12 * max(shard.size_bytes for shard in manifest.shards)))
     shards = tuple(shard.rows for shard in manifest.shards)
@@ -339,9 +333,7 @@ def test_two_runs_read_through_one_cache_that_is_smaller_than_what_both_would_ke
     assert [sorted(rows) for rows in seen] == [list(range(ROWS))] * 2
 
 
-def test_validation_is_read_beside_a_train_split_that_fills_the_cache(
-    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_is_read_while_train_fills_cache(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = write_dataset(remote, tmp_path / "train", 10)
     (tmp_path / "storage" / "beside" / "units" / "u").mkdir(parents=True)
     beside = remote.child("beside")
@@ -378,7 +370,7 @@ def test_training_starts_before_the_dataset_has_arrived(
 
 
 @pytest.mark.drill
-def test_processes_that_are_killed_over_a_tight_budget_leave_only_whole_shards(remote: Storage, tmp_path: Path) -> None:
+def test_killed_processes_leave_only_whole_shards(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 30)
     script = """
 import random, sys

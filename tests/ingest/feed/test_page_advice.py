@@ -46,7 +46,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("shuffle", ORDERS, ids=str)
-def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_read(
+def test_pages_are_prefetched_before_rows_are_read(
     storage: Storage,
     tmp_path: Path,
     advised: list[tuple[int, int, int]],
@@ -76,7 +76,7 @@ def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_rea
     assert not advised, "what fits is the kernel's business"
 
 
-def test_a_rank_asks_for_the_pages_of_its_own_rows(
+def test_rank_prefetches_pages_of_its_rows_only(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -89,7 +89,7 @@ def test_a_rank_asks_for_the_pages_of_its_own_rows(
         assert sorted(asked) == sorted(read)
 
 
-def test_rows_in_order_are_left_to_the_kernel(
+def test_unshuffled_rows_get_no_page_advice(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:
     order = make_order(ShuffleSpec(mode="none"), ROWS)
@@ -99,7 +99,7 @@ def test_rows_in_order_are_left_to_the_kernel(
     assert not advised
 
 
-def test_neighbours_are_asked_for_together(
+def test_neighbouring_rows_are_prefetched_together(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:
     image: Any = open_shard(storage.local_path(manifest.shards[-1].path)).column("image")
@@ -118,9 +118,7 @@ def test_neighbours_are_asked_for_together(
         ("0::/\n", {}, None),
     ],
 )
-def test_a_cgroup_may_leave_less_than_the_machine_has(
-    tmp_path: Path, own: str, files: dict[str, str], expected: int | None
-) -> None:
+def test_cgroup_limits_free_memory(tmp_path: Path, own: str, files: dict[str, str], expected: int | None) -> None:
     for name, content in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(content + "\n")

@@ -12,7 +12,7 @@ import pytest
 from penstock.ingest.feed.read_ahead import ahead
 
 
-def test_an_error_while_reading_ahead_comes_after_the_items_before_it() -> None:
+def test_thread_error_comes_after_earlier_items() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("disk gone")
@@ -30,7 +30,7 @@ def _noting(items: Iterator[int], seen: list[int]) -> Iterator[int]:
         yield from ()
 
 
-def test_no_more_is_made_ahead_than_asked_for() -> None:
+def test_no_more_than_depth_is_made_ahead() -> None:
     made: list[int] = []
     third = threading.Event()
 
@@ -65,7 +65,7 @@ def test_source_is_closed_when_reader_stops(depth: int) -> None:
     assert closed.is_set()
 
 
-def test_a_program_that_ends_in_the_midst_of_an_epoch_is_not_aborted() -> None:
+def test_program_ending_inside_epoch_is_not_aborted() -> None:
     script = (
         "import itertools, torch\n"
         "from penstock.ingest.feed.read_ahead import ahead\n"

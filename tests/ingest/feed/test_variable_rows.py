@@ -115,9 +115,7 @@ BY_ENTRIES = {"by_length": {"column": "marks", "pool_batches": 4, "batch_entries
     ],
     ids=str,
 )
-def test_every_batch_holds_what_its_rows_say_on_any_number_of_ranks_and_from_any_step(
-    opened: Callable[..., CachedFeed], shuffle: dict[str, Any]
-) -> None:
+def test_lists_are_right_on_any_rank_and_from_any_step(opened: Callable[..., CachedFeed], shuffle: dict[str, Any]) -> None:
     whole = list(opened(**shuffle).batches(1))
     for batch in whole:
         check(batch)
@@ -136,7 +134,7 @@ def test_every_batch_holds_what_its_rows_say_on_any_number_of_ranks_and_from_any
         assert [b.row_ids.tolist() for b in rest] == [b.row_ids.tolist() for b in whole[number + 1 :]]
 
 
-def test_rows_of_like_length_meet_and_their_steps_come_in_any_order(opened: Callable[..., CachedFeed]) -> None:
+def test_steps_have_like_lengths_in_random_order(opened: Callable[..., CachedFeed]) -> None:
     def padding(**shuffle: Any) -> int:
         return sum(int((b.columns["tokens"] == -1).sum()) for b in opened(**shuffle).batches(0))
 
@@ -150,7 +148,7 @@ def test_rows_of_like_length_meet_and_their_steps_come_in_any_order(opened: Call
     assert orders[0] != orders[1]
 
 
-def test_a_step_takes_no_more_entries_than_it_may(opened: Callable[..., CachedFeed]) -> None:
+def test_step_has_at_most_batch_entries(opened: Callable[..., CachedFeed]) -> None:
     padded = {"by_length": {"column": "tokens", "batch_entries": 40}}
     for batch in opened(**padded).batches(0):
         assert batch.columns["tokens"].numel() <= 40
@@ -165,7 +163,7 @@ def test_a_step_takes_no_more_entries_than_it_may(opened: Callable[..., CachedFe
     assert {batch.rows for batch in alone} == {1}, "a row that is larger than a step is a step of its own"
 
 
-def test_an_order_by_length_has_a_fingerprint_of_its_own() -> None:
+def test_order_by_length_has_its_own_fingerprint() -> None:
     prints = {
         make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS).fingerprint
         for shuffle in ({}, BY_TOKENS, BY_ENTRIES, {"by_length": {"column": "tokens", "pool_batches": 5}})
@@ -178,7 +176,7 @@ def test_rows_are_not_sampled_by_a_column_of_lists(opened: Callable[..., CachedF
         opened(sample={"weights": "tokens"})
 
 
-def test_only_lists_can_be_gone_by(opened: Callable[..., CachedFeed]) -> None:
+def test_order_by_length_needs_lists(opened: Callable[..., CachedFeed]) -> None:
     for wrong in ({"by_length": {"column": "age"}}, {"by_length": {"column": "tokens"}, "columns": ["age"]}):
         with pytest.raises(SpecError, match="is not a column of lists"):
             opened(**wrong)
@@ -208,13 +206,13 @@ def test_some_rows_of_a_batch_are_a_batch(opened: Callable[..., CachedFeed]) -> 
         assert part["id"].tolist() == batch.row_ids[low:high].tolist()
 
 
-def test_columns_that_are_only_named_like_lists_are_rows_like_others() -> None:
+def test_columns_named_like_lists_are_plain_rows() -> None:
     plain = {"clicks": torch.arange(6), "clicks_offsets": torch.arange(6) * 2}
     part = batch_rows_of(plain, 2, 4, packed=())
     assert {name: column.tolist() for name, column in part.items()} == {"clicks": [2, 3], "clicks_offsets": [4, 6]}
 
 
-def test_augmentation_may_change_packed_lists_but_not_tear_them(opened: Callable[..., CachedFeed]) -> None:
+def test_augmentation_of_packed_lists_must_keep_offsets(opened: Callable[..., CachedFeed]) -> None:
     def batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Batch]:
         feed = opened()
         feed.augment_with(lambda columns, generator: {**columns, **change(columns)}, seed=1)
@@ -241,7 +239,7 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
     assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
 
 
-def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
+def test_encoded_images_keep_their_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
     source, manifest = prepared
     shard = open_shard(source.storage.local_path(manifest.shards[0].path))
     pictures = shard.column("picture")
@@ -252,7 +250,7 @@ def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, Data
     }  # fmt: skip
 
 
-def test_a_shard_with_lists_ends_where_its_bytes_do_and_says_the_same_however_rows_arrive(tmp_path: Path) -> None:
+def test_shards_of_lists_end_by_bytes_for_any_tables(tmp_path: Path) -> None:
     digests = []
     for files in (1, 3):
         source = Source.of(tmp_path / str(files), steps=[{"drop": ["picture", "age"]}, *STEPS[:2]])
@@ -333,7 +331,7 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
         prepare([png(1), png(2)[:-30]], pa.binary(), encoded)
 
 
-def test_a_batch_of_which_no_row_is_left_is_told_by_its_rows() -> None:
+def test_batch_without_rows_left_is_described() -> None:
     empty = pa.table({"x": pa.array([None], pa.float64()), "y": [1.0]})
     step = {"concatenator": {"columns": ["x", "y"]}}
     with pytest.raises(DataError, match="1 row has a null in x"):
@@ -341,7 +339,7 @@ def test_a_batch_of_which_no_row_is_left_is_told_by_its_rows() -> None:
     assert transform_table(empty, [step], invalid="drop").num_rows == 0
 
 
-def test_a_column_may_not_have_the_name_that_says_how_long_lists_are() -> None:
+def test_column_named_like_a_length_is_refused() -> None:
     table = pa.table({"x": [[1], [2, 3]], "x_length": [1, 2]})
     with pytest.raises(DataError, match="the column name 'x_length' is taken"):
         transform_table(table, [{"ragged": {"columns": ["x"]}}])
@@ -383,7 +381,7 @@ def test_a_function_makes_the_lists(tmp_path: Path, texts: list[str], expected: 
     assert batch.columns["x_length"].tolist() == length
 
 
-def test_lists_that_numpy_made_a_table_of_are_lists_and_can_be_joined(tmp_path: Path) -> None:
+def test_lists_stacked_by_numpy_stay_lists(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text(FUNCTION)
     for step, shape in (
         ({"ragged": {"columns": ["x"]}}, "x: int64[*]"),

@@ -58,7 +58,7 @@ def calls(folder: Path) -> list[int]:
 # The dataset.
 
 
-def test_rows_come_in_the_order_of_files_and_rows_and_know_where_they_are_from(tmp_path: Path) -> None:
+def test_rows_keep_file_order_and_provenance(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(3), label="y")
     manifest = source.materialize()
     assert manifest.rows == {"train": 30, "validation": 0, "test": 0}
@@ -72,7 +72,7 @@ def test_rows_come_in_the_order_of_files_and_rows_and_know_where_they_are_from(t
     assert manifest.extra["class_counts"] == {"train": {"0": 12, "1": 9, "2": 9}}
 
 
-def test_the_manifest_in_the_storage_is_what_was_returned(tmp_path: Path) -> None:
+def test_stored_manifest_equals_returned_one(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(2))
     manifest = source.materialize()
     assert DatasetManifest.model_validate(source.storage.read_json(manifest_path("key"))) == manifest
@@ -89,7 +89,7 @@ def test_every_row_goes_to_its_split_and_to_one_only(tmp_path: Path) -> None:
     assert source.column(manifest, "x", "test").tolist() == list(range(100, 110))
 
 
-def test_one_unit_of_many_files_gives_the_same_rows_as_a_unit_per_file(tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_files_per_unit(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(5), validation={"fraction": 0.3})
     apart = source.materialize()
     columns = {split: source.column(apart, "x", split).tolist() for split in ("train", "validation")}  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_one_unit_of_many_files_gives_the_same_rows_as_a_unit_per_file(tmp_path:
     assert {0, 1} <= set(source.column(together, "_file").tolist())
 
 
-def test_shards_are_closed_at_their_size_and_hold_what_one_would(tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_shard_size(tmp_path: Path) -> None:
     source = Source.of(tmp_path, {"train/a.parquet": part(0, rows=1000)})
     one = source.materialize()
     many = source.materialize(spec=MaterializeSpec(unit_bytes=1, shard_bytes=2400))
@@ -109,7 +109,7 @@ def test_shards_are_closed_at_their_size_and_hold_what_one_would(tmp_path: Path)
     assert source.column(many, "x").tolist() == list(range(1000))
 
 
-def test_the_same_source_prepared_twice_gives_the_same_bytes_and_digest(tmp_path: Path) -> None:
+def test_same_source_gives_same_bytes_and_digest(tmp_path: Path) -> None:
     first = Source.of(tmp_path / "a", parts(3), [{"min_max_scaler": {"columns": ["x"]}}]).materialize()
     second = Source.of(tmp_path / "b", parts(3), [{"min_max_scaler": {"columns": ["x"]}}]).materialize()
     assert first.content_digest == second.content_digest
@@ -125,14 +125,14 @@ def test_label_encoder_names_the_classes(tmp_path: Path) -> None:
     assert manifest.extra["class_counts"] == {"train": {"0": 1, "1": 2}, "test": {"0": 1}}
 
 
-def test_classes_that_were_numbered_anew_have_no_names(tmp_path: Path) -> None:
+def test_renumbered_classes_have_no_names(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def f(batch):\n    return {'y': batch['y'] + 10}\n")
     files = {"train/a.parquet": pa.table({"y": ["dog", "cat"]})}
     schema = Source.of(tmp_path, files, ["label_encoder", {"map_batches": "code.py:f"}], label="y").materialize().feed_schema
     assert (schema.num_classes, schema.classes) == (12, None)
 
 
-def test_a_class_that_comes_up_late_is_counted_and_named_with_its_row(tmp_path: Path) -> None:
+def test_late_class_is_counted_and_named_with_its_row(tmp_path: Path) -> None:
     rows = BATCH_ROWS + 500  # a column of text is read in batches of that many
     labels = np.arange(rows) % 2
     table = pa.table({"y": labels, "c": ["a"] * rows})
@@ -176,7 +176,7 @@ def test_adding_a_file_prepares_that_file_only(tmp_path: Path) -> None:
     assert source.column(after, "x").tolist() == [*range(20), *range(500, 510), *range(20, 40)]
 
 
-def test_datasets_that_share_units_and_are_made_at_the_same_time_share_the_work(tmp_path: Path) -> None:
+def test_datasets_made_at_once_share_units(tmp_path: Path) -> None:
     source = counted(tmp_path, parts(8))
     preparation, together = source.preparation(), threading.Barrier(2)
 
@@ -195,7 +195,7 @@ def test_datasets_that_share_units_and_are_made_at_the_same_time_share_the_work(
     assert len(calls(tmp_path)) < 16 - 2, "most units are made once"
 
 
-def test_units_of_many_rows_are_begun_first_and_stand_in_their_order(tmp_path: Path) -> None:
+def test_large_units_are_started_first(tmp_path: Path) -> None:
     sizes = [10, 200, 12, 220, 1000]
     files = {f"train/part-{number}.parquet": part(number * 1000, rows) for number, rows in enumerate(sizes)}
     begun: list[int] = []
@@ -209,7 +209,7 @@ def test_units_of_many_rows_are_begun_first_and_stand_in_their_order(tmp_path: P
     assert [shard.rows for shard in manifest.shards] == sizes
 
 
-def test_of_units_that_are_one_task_those_before_a_broken_one_are_committed(tmp_path: Path) -> None:
+def test_units_before_a_broken_one_are_committed(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(16), label="y")
     tasks: list[list[str]] = []
 
@@ -265,7 +265,7 @@ def test_whatever_changes_the_rows_prepares_them_again(tmp_path: Path, change: s
 
 
 @pytest.mark.parametrize("library", ["pillow", "simplejpeg", "torch"])
-def test_another_version_of_what_makes_pixels_prepares_images_again_and_no_other_rows(tmp_path: Path, library: str) -> None:
+def test_new_image_library_prepares_only_images_again(tmp_path: Path, library: str) -> None:
     table = counted(tmp_path / "table", parts(1))
     content = io.BytesIO()
     Image.new("RGB", (4, 4)).save(content, "JPEG")
@@ -281,7 +281,7 @@ def test_another_version_of_what_makes_pixels_prepares_images_again_and_no_other
         assert pictures.materialize().units[0].key != before[pictures.folder]
 
 
-def test_what_does_not_change_the_rows_prepares_nothing_again(tmp_path: Path) -> None:
+def test_unrelated_change_prepares_nothing_again(tmp_path: Path) -> None:
     source = counted(tmp_path, parts(2))
     source.materialize()
     calls(tmp_path)
@@ -292,7 +292,7 @@ def test_what_does_not_change_the_rows_prepares_nothing_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"version": 1}', '{"version": 9, "key": "k"}'])
-def test_a_commit_record_that_does_not_parse_is_no_commit(tmp_path: Path, content: str) -> None:
+def test_unreadable_commit_record_is_ignored(tmp_path: Path, content: str) -> None:
     source = counted(tmp_path, parts(2))
     first = source.materialize()
     calls(tmp_path)
@@ -303,7 +303,7 @@ def test_a_commit_record_that_does_not_parse_is_no_commit(tmp_path: Path, conten
 
 
 @pytest.mark.parametrize("shard", [0, 1], ids=["the first of two shards", "the last shard"])
-def test_a_shard_that_cannot_be_put_in_its_place_ends_the_unit_uncommitted(tmp_path: Path, shard: int) -> None:
+def test_failed_upload_leaves_unit_uncommitted(tmp_path: Path, shard: int) -> None:
     source, small = Source.of(tmp_path, parts(1)), MaterializeSpec(shard_bytes=120)
     manifest = source.materialize(spec=small)
     assert len(manifest.shards) == 2
@@ -352,7 +352,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "shallow"), [(Path.unlink, 1), (truncate, 1), (flip, 0)])
-def test_a_damaged_shard_is_found_and_its_unit_alone_made_again(tmp_path: Path, damage: Any, shallow: int) -> None:
+def test_only_unit_of_damaged_shard_is_made_again(tmp_path: Path, damage: Any, shallow: int) -> None:
     source = counted(tmp_path, parts(4))
     manifest = source.materialize()
     assert damaged_shards(source.storage, manifest, deep=True) == []
@@ -366,9 +366,7 @@ def test_a_damaged_shard_is_found_and_its_unit_alone_made_again(tmp_path: Path, 
     assert damaged_shards(source.storage, manifest, deep=True) == []
 
 
-def test_a_store_is_not_read_to_trust_a_dataset_and_a_shard_found_damaged_where_it_is_read_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_damage_is_found_by_fetch_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = counted(tmp_path, parts(4))
     manifest = source.materialize()
     store = Storage(f"local://{source.storage.root}")  # the same files behind a URL, so that they count as remote
@@ -392,7 +390,7 @@ def test_a_store_is_not_read_to_trust_a_dataset_and_a_shard_found_damaged_where_
     NodeCache(tmp_path / "cache").hold(store, victim)
 
 
-def test_a_unit_that_comes_out_differently_is_not_passed_off_as_the_old_one(tmp_path: Path) -> None:
+def test_unit_made_again_with_other_rows_is_refused(tmp_path: Path) -> None:
     source = counted(tmp_path, parts(2), 'batch["x"] = batch["x"] + len(open(log).readlines()) // 3')
     manifest = source.materialize()
     flip(source.storage.local_path(manifest.shards[1].path))
@@ -443,14 +441,14 @@ def test_dropped_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     assert source.column(manifest, "_row").tolist()[10:12] == [0, 3]
 
 
-def test_labels_that_train_does_not_have_are_counted_with_the_first_place(tmp_path: Path) -> None:
+def test_labels_missing_in_train_are_counted_and_named(tmp_path: Path) -> None:
     files = {"train/a.parquet": part(0), "test/a.parquet": pa.table({"x": np.zeros(4, np.float32), "y": [0, 7, 2, 7]})}
     source = Source.of(tmp_path, files, test="test", label="y")
     with pytest.raises(DataError, match=r"2 rows have a label y that is no class.*test/a\.parquet, row 1 \(from 0\): 7"):
         source.materialize()
 
 
-def test_a_class_that_only_train_has_is_no_error(tmp_path: Path) -> None:
+def test_class_only_in_train_is_accepted(tmp_path: Path) -> None:
     files = {"train/a.parquet": part(0), "test/a.parquet": pa.table({"x": np.zeros(1, np.float32), "y": [1]})}
     assert Source.of(tmp_path, files, test="test", label="y").materialize().feed_schema.num_classes == 3
 
@@ -472,13 +470,13 @@ def test_shapes_that_differ_between_files_are_named_with_both(tmp_path: Path) ->
         source.materialize(spec=MaterializeSpec(unit_bytes=1 << 40))
 
 
-def test_no_rows_left_to_train_on_says_where_they_went(tmp_path: Path) -> None:
+def test_empty_train_split_error_names_reasons(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([None, None], pa.float32())})
     with pytest.raises(DataError, match=r"no rows are left to train on; left out: 2 \(null: x\)"):
         Source.of(tmp_path, {"train/a.parquet": table}, invalid="drop").materialize()
 
 
-def test_the_commit_record_tells_what_the_unit_is(tmp_path: Path) -> None:
+def test_commit_record_describes_unit(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(1), label="y")
     manifest = source.materialize()
     record = json.loads(source.storage.read_bytes(f"units/{manifest.units[0].key}/unit.json"))
@@ -502,7 +500,7 @@ def test_a_dataset_on_an_object_store_is_the_same(tmp_path: Path, s3_bucket: str
     assert damaged_shards(remote, local, deep=True) == []
 
 
-def test_one_class_alone_and_a_split_without_rows_are_said(tmp_path: Path) -> None:
+def test_single_class_and_empty_split_are_warned_of(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, 2.0, 3.0], "y": [1, 1, 1], "g": [5, 5, 5]})
     source = Source.of(tmp_path, {"train/a.parquet": table}, label="y", test={"fraction": 0.01, "by": "g"})
     manifest = source.materialize()

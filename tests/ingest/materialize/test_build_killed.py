@@ -22,7 +22,7 @@ def make_source(folder: Path) -> Source:
     return Source.of(folder, present, [step], label="y")
 
 
-def test_after_kill_9_only_the_unit_in_hand_is_made_again(tmp_path: Path) -> None:
+def test_after_kill_9_only_the_running_unit_is_made_again(tmp_path: Path) -> None:
     make_source(tmp_path)
     for call, committed in ((4, 3), (9, 7)):
         made = "tests.ingest.materialize.test_build_killed:make_source"

@@ -48,7 +48,7 @@ def test_bad_rows_of_all_units_are_reported_from_workers(tmp_path: Path) -> None
         Source.of(tmp_path, bad, label="y").materialize(parallel=ray_map)
 
 
-def test_user_code_runs_in_workers_without_the_project_on_their_path(tmp_path: Path) -> None:
+def test_user_code_runs_in_workers_without_project_path(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "helper.py").write_text("SCALE = 3.0\n")

@@ -69,9 +69,7 @@ def _rows(folder: Path, manifest: DatasetManifest, split: str) -> dict[str, np.n
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_pieces_give_what_the_whole_file_gives(
-    tmp_path: Path, table: pa.Table, format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_equal_the_whole_file(tmp_path: Path, table: pa.Table, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = _source(tmp_path / "source", table, format)
     whole_fit, whole = _prepared(source, tmp_path / "whole", 1 << 30, monkeypatch)
     cut_fit, cut = _prepared(source, tmp_path / "cut", 100_000, monkeypatch)

@@ -14,7 +14,7 @@ from penstock.storage import Storage
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
 
 
-def test_shards_that_were_just_written_are_not_read_for_their_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_shards_are_not_read_for_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"train/{name}.parquet": pa.table({"x": [1.0, 2.0]}) for name in "ab"}
     source, storage = Source.of(tmp_path / "source", files), Storage(str(tmp_path / "out"))
     manifest = source.materialize(storage, spec=ONE_FILE_PER_UNIT)

@@ -82,7 +82,7 @@ def sounds(folder: Path, rows: int) -> str:
         pytest.param(text, 500_000, 500, id="one CSV file", marks=pytest.mark.drill),
     ],
 )
-def test_a_worker_takes_no_more_memory_than_stated(
+def test_worker_memory_is_within_documented_limit(
     tmp_path: Path, write: Callable[[Path, int], str], rows: int, bound_mb: int
 ) -> None:
     (tmp_path / "train").mkdir()

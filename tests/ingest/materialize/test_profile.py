@@ -21,7 +21,7 @@ def table(rows: int, seed: int) -> pa.Table:
     )
 
 
-def test_parts_add_up_to_what_numpy_says_of_the_whole() -> None:
+def test_merged_profiles_equal_numpy() -> None:
     tables = [table(50, 1), table(70, 2), table(MAX_VALUES, 3)]
     parts = []
     for number, part in enumerate(tables):

@@ -25,7 +25,7 @@ def listed(source: Source, key: str = "key") -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_csv_cells_that_do_not_read_as_their_type_are_listed_by_file_row_column_and_reason(tmp_path: Path) -> None:
+def test_unreadable_csv_cells_are_listed(tmp_path: Path) -> None:
     files = {
         "train/a.csv": "age,name,y\n1,x,0\nold,x,1\n3,x,0\n,x,1\n5,x,0\n",
         "train/b.csv": "age,name,y\n1,x,0\n2,x,one\n3,x,1\n",
@@ -51,14 +51,14 @@ def test_csv_cells_that_do_not_read_as_their_type_are_listed_by_file_row_column_
         ("a.parquet", pa.table({"x": ["1", "a", "3"], "y": [0, 1, 1]})),
     ],
 )
-def test_values_of_other_formats_that_do_not_read_are_listed_too(tmp_path: Path, name: str, content: Any) -> None:
+def test_unreadable_values_of_other_formats_are_listed(tmp_path: Path, name: str, content: Any) -> None:
     format = {"jsonl": "json"}.get(name.split(".")[1], "parquet")
     source = Source.of(tmp_path, {f"train/{name}": content}, format=format, types={"x": "int64"}, label="y", **ALL)
     assert source.column(source.materialize(), "x").tolist() == [1, 3]
     assert listed(source) == [("train", name, 1, "x", "unreadable", "'a' does not read as int64")]
 
 
-def test_what_steps_find_is_listed_for_each_row_and_steps_learn_from_rows_that_stay(tmp_path: Path) -> None:
+def test_transform_problems_are_listed_and_not_learnt(tmp_path: Path) -> None:
     table = pa.table(
         {
             "size": ["1", "2", "huge", "4", "5", "6"],
@@ -81,7 +81,7 @@ def test_what_steps_find_is_listed_for_each_row_and_steps_learn_from_rows_that_s
     assert center == pytest.approx((1 + 2 + 1000 + 3) / 4)
 
 
-def test_steps_learn_from_rows_that_stay_where_rows_are_dropped(tmp_path: Path) -> None:
+def test_transforms_learn_from_kept_rows_under_drop(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, 2.0, 600.0], "z": pa.array([1.0, 2.0, None]), "y": [0, 1, 0]})
     scaler = {"min_max_scaler": {"columns": ["x"]}}
     source = Source.of(tmp_path, {"train/a.parquet": table}, [scaler], label="y", invalid="drop")
@@ -111,9 +111,7 @@ def test_broken_images_are_listed_or_dropped_beside_good_ones(tmp_path: Path) ->
     ("budget", "stops"),
     [({"max_rows": 1}, True), ({"max_fraction": 0.05}, True), ({"max_fraction": 0.1, "max_rows": 2}, False)],
 )
-def test_over_budget_the_run_stops_and_names_the_first_row_of_each_reason(
-    tmp_path: Path, budget: dict[str, Any], stops: bool
-) -> None:
+def test_over_budget_run_stops_and_names_first_rows(tmp_path: Path, budget: dict[str, Any], stops: bool) -> None:
     files = {f"train/{n}.parquet": pa.table({"x": pa.array([1.0] * 9 + [None]), "y": [0, 1] * 5}) for n in range(2)}
     generous = {"max_fraction": 1.0}
     source = Source.of(tmp_path, files, label="y", invalid="quarantine", quarantine=generous | budget)
@@ -141,7 +139,7 @@ def bad_source(folder: Path) -> Source:
     return Source.of(folder, present, [step], format="csv", label="y", types={"x": "int64"}, **ALL)
 
 
-def test_after_kill_9_the_table_is_whole_and_the_counts_are_exact(tmp_path: Path) -> None:
+def test_after_kill_9_table_and_counts_are_exact(tmp_path: Path) -> None:
     bad_source(tmp_path)
     assert killed_in(5, "tests.ingest.materialize.test_quarantine:bad_source", tmp_path, 4) == 4
     source = bad_source(tmp_path)
@@ -151,7 +149,7 @@ def test_after_kill_9_the_table_is_whole_and_the_counts_are_exact(tmp_path: Path
     assert [(file, row) for _, file, row, *_ in listed(source)] == [(f"{n:02d}.csv", 2) for n in range(12)]
 
 
-def test_a_unit_whose_list_is_gone_is_made_again(tmp_path: Path) -> None:
+def test_unit_without_its_quarantine_table_is_made_again(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([1.0, None]), "y": [0, 1]})
     source = Source.of(tmp_path, {"train/a.parquet": table}, label="y", **ALL)
     before = source.materialize()

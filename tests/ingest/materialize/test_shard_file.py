@@ -43,7 +43,7 @@ def test_columns_come_back_with_shape_dtype_and_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["image", "x", "label", "_row"])
-def test_a_column_is_a_contiguous_read_only_view_into_the_mapped_file(tmp_path: Path, column: str) -> None:
+def test_column_is_a_read_only_view_of_the_file(tmp_path: Path, column: str) -> None:
     path = tmp_path / "a.arrow"
     write_shard(path, [make_table(500)])
     before = pa.total_allocated_bytes()
@@ -63,7 +63,7 @@ def test_a_view_outlives_its_reader_and_the_directory_entry(tmp_path: Path) -> N
     assert view.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_same_rows_give_the_same_bytes_however_they_arrive(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_tables(tmp_path: Path) -> None:
     whole, parts, sliced = (tmp_path / name for name in ("whole", "parts", "sliced"))
     write_shard(whole, [make_table(9)])
     write_shard(parts, [make_table(2), make_table(6, start=2), make_table(1, start=8)])
@@ -71,20 +71,20 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(tmp_path: Path) -
     assert file_digest(whole) == file_digest(parts) == file_digest(sliced)
 
 
-def test_the_bytes_do_not_hang_on_the_pieces_they_are_written_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_write_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shard(tmp_path / "whole", [make_table(500)])
     monkeypatch.setattr("penstock.ingest.materialize.shard_file.PIECE_BYTES", 7)
     write_shard(tmp_path / "pieces", [make_table(500)])
     assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_full_disk_is_told_as_one() -> None:
+def test_full_disk_is_reported_as_such() -> None:
     with pytest.raises(OSError) as caught:
         write_shard("/dev/full", [make_table(10)])
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
 
 
-def test_a_write_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+def test_short_write_is_continued(tmp_path: Path) -> None:
     write_shard(tmp_path / "whole", [make_table(10)])
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "whole").stat().st_size - 3, hard))
@@ -112,7 +112,7 @@ def test_rows_in_a_slice_keep_their_place(tmp_path: Path) -> None:
     assert open_shard(path).column("image")[:, 0, 0].tolist() == [7, 8, 9]
 
 
-def test_shard_boundaries_do_not_depend_on_the_tables_they_arrive_in() -> None:
+def test_shard_boundaries_do_not_depend_on_tables() -> None:
     limit = 5 * (make_table(1).nbytes)  # with provenance, which takes 12 bytes a row
     sizes = []
     for tables in ([make_table(12)], [make_table(1, i) for i in range(12)], [make_table(7), make_table(5, 7)]):
@@ -129,7 +129,7 @@ def test_a_row_larger_than_a_shard_gets_a_shard_of_its_own() -> None:
     assert list(buffer.finish()) == []
 
 
-def test_a_null_is_refused_at_the_last_moment(tmp_path: Path) -> None:
+def test_null_is_refused_when_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nulls"):
         write_shard(tmp_path / "a", [pa.table({"x": pa.array([1.0, None])})])
 
@@ -139,7 +139,7 @@ def test_a_string_column_is_refused_by_name() -> None:
         columns_of(pa.schema([("word", pa.string())]))
 
 
-def test_a_torn_shard_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_torn_shard_error_has_next_step(tmp_path: Path) -> None:
     path = tmp_path / "torn.arrow"
     write_shard(path, [make_table(100)])
     path.write_bytes(path.read_bytes()[:-50])
@@ -150,7 +150,7 @@ def test_a_torn_shard_is_named_with_the_way_out(tmp_path: Path) -> None:
         open_shard(tmp_path / "absent.arrow")
 
 
-def test_an_unknown_column_is_named_with_those_there_are(tmp_path: Path) -> None:
+def test_unknown_column_error_lists_columns(tmp_path: Path) -> None:
     write_shard(tmp_path / "a", [make_table(1)])
     with pytest.raises(KeyError, match=r"'nope'.*'image'"):
         open_shard(tmp_path / "a").column("nope")

@@ -41,9 +41,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 8 << 20])
-def test_rows_of_two_splits_are_counted_and_the_first_is_named_in_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
-) -> None:
+def test_shared_rows_are_counted_and_first_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int) -> None:
     monkeypatch.setattr(shared_rows, "PART_ROWS", 60)
     source = Source.of(tmp_path, FILES, label="y", validation="val", test="test")
     spec = MaterializeSpec(unit_bytes=unit_bytes, shard_bytes=1000)
@@ -59,7 +57,7 @@ def test_rows_of_two_splits_are_counted_and_the_first_is_named_in_both(
     assert list(caught.value.problems) == [str(of_train), str(of_validation)]
 
 
-def test_a_unit_whose_hashes_are_cut_off_is_made_again(tmp_path: Path) -> None:
+def test_unit_with_truncated_hashes_is_made_again(tmp_path: Path) -> None:
     source = Source.of(tmp_path, FILES, label="y", validation="val", test="test")
     key = source.materialize().units[0].key
     path = source.storage.local_path(hashes_path(key, "train"))
@@ -68,7 +66,7 @@ def test_a_unit_whose_hashes_are_cut_off_is_made_again(tmp_path: Path) -> None:
     assert len(found(source.materialize())) == 2
 
 
-def test_rules_by_whole_rows_keep_no_hashes_and_rules_by_a_column_do(tmp_path: Path) -> None:
+def test_only_rules_by_column_store_hashes(tmp_path: Path) -> None:
     table = pa.table({"x": [i // 2 for i in range(400)], "patient": [i % 2 for i in range(400)]})
     by_row = Source.of(tmp_path, {"train/a.parquet": table}, columns=["x"], test={"fraction": 0.3})
     manifest = by_row.materialize()
@@ -81,7 +79,7 @@ def test_rules_by_whole_rows_keep_no_hashes_and_rules_by_a_column_do(tmp_path: P
     assert shared.rows == int(np.isin(in_test, in_train).sum()) > 0
 
 
-def test_the_same_picture_in_two_splits_is_one_whatever_its_name(tmp_path: Path) -> None:
+def test_equal_pictures_of_two_names_are_shared_rows(tmp_path: Path) -> None:
     def png(shade: int) -> bytes:
         content = io.BytesIO()
         Image.new("RGB", (4, 4), (shade, 0, 0)).save(content, "PNG")
@@ -94,7 +92,7 @@ def test_the_same_picture_in_two_splits_is_one_whatever_its_name(tmp_path: Path)
     assert "test/cat/x.png" in shared.first and "train/cat/3.png" in shared.first
 
 
-def test_rows_that_no_disk_keeps_are_compared_too(tmp_path: Path, ray_cluster: None) -> None:
+def test_shared_rows_are_found_without_disk_cache(tmp_path: Path, ray_cluster: None) -> None:
     source = Source.of(tmp_path, FILES, label="y", validation="val", test="test")
     for manifest in (
         RowSource(source.preparation(), ONE_FILE_PER_UNIT).describe("key", silent),

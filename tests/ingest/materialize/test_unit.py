@@ -30,7 +30,7 @@ def flat(units: Sequence[Sequence[SourceFile]]) -> list[SourceFile]:
 
 
 @given(sources)
-def test_every_file_is_in_one_unit_in_order_and_none_mixes_locations(source: list[SourceFile]) -> None:
+def test_each_file_is_in_one_unit_of_its_location(source: list[SourceFile]) -> None:
     units = plan_units(source, UNIT)
     assert flat(units) == sorted(source, key=lambda f: (SPLITS.index(f.location), f.name))
     assert all(len({f.location for f in unit}) == 1 for unit in units)
@@ -53,7 +53,7 @@ def test_units_are_bounded_and_large_files_are_alone(source: list[SourceFile]) -
 
 @settings(max_examples=300)
 @given(sources, files)
-def test_an_added_file_changes_only_units_up_to_the_next_natural_end(source: list[SourceFile], added: SourceFile) -> None:
+def test_added_file_changes_units_up_to_next_boundary(source: list[SourceFile], added: SourceFile) -> None:
     if (added.location, added.name) in {(f.location, f.name) for f in source}:
         return
     before, after = plan_units(source, UNIT), plan_units([*source, added], UNIT)
@@ -76,7 +76,7 @@ def test_adding_files_to_many_changes_about_one_unit_each() -> None:
         assert len(after - before) <= 2
 
 
-def test_units_have_about_the_size_that_was_asked_for() -> None:
+def test_units_have_about_the_requested_size() -> None:
     units = plan_units([file(f"day-{i}.csv", 37) for i in range(5000)], UNIT)
     mean = sum(f.size_bytes for f in flat(units)) / len(units)
     assert 0.5 * UNIT < mean < 2 * UNIT

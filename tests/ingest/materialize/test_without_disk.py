@@ -45,7 +45,7 @@ def uncached(source: Source, spec: MaterializeSpec = ONE_FILE_PER_UNIT) -> RowSo
     return RowSource(source.preparation(), spec)
 
 
-def test_the_manifest_says_what_that_of_a_dataset_on_disk_says_but_lists_no_shards(tmp_path: Path, ray_cluster: None) -> None:
+def test_manifest_equals_disk_manifest_without_shards(tmp_path: Path, ray_cluster: None) -> None:
     source = source_of(tmp_path)
     described = uncached(source).describe("key", silent)
     assert not source.storage.local_path().exists()
@@ -54,7 +54,7 @@ def test_the_manifest_says_what_that_of_a_dataset_on_disk_says_but_lists_no_shar
     assert described.rows["validation"] > 0
 
 
-def test_rows_in_quarantine_are_listed_where_rows_are_not_kept_too(tmp_path: Path, ray_cluster: None) -> None:
+def test_quarantine_is_listed_without_disk_cache(tmp_path: Path, ray_cluster: None) -> None:
     broken = pa.table({"x": pa.array([1.0, None, 3.0]), "y": [0, 1, 1]})
     budget = {"invalid": "quarantine", "quarantine": {"max_rows": 2, "max_fraction": 1.0}}
     source = Source.of(tmp_path, {f"train/{n}.parquet": broken for n in range(2)}, label="y", **budget)
@@ -88,7 +88,7 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
                 assert ours.columns[name].equal(tensor)
 
 
-def test_a_stream_prepares_each_splits_rows_in_the_order_on_disk(tmp_path: Path) -> None:
+def test_stream_has_rows_in_disk_order(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     ours = pickle.loads(pickle.dumps(uncached(source)))
     manifest = source.materialize()
@@ -97,7 +97,7 @@ def test_a_stream_prepares_each_splits_rows_in_the_order_on_disk(tmp_path: Path)
         np.testing.assert_array_equal(np.concatenate(found), source.column(manifest, "x", split))
 
 
-def test_a_large_file_is_cut_as_on_disk_and_its_rows_are_those_of_the_whole(tmp_path: Path, ray_cluster: None) -> None:
+def test_large_file_is_cut_as_on_disk(tmp_path: Path, ray_cluster: None) -> None:
     (tmp_path / "train").mkdir()
     pq.write_table(part(0, 16_384), tmp_path / "train" / "a.parquet", row_group_size=2048)
     steps = [{"standard_scaler": {"columns": ["x"]}}, {"ragged": {"columns": ["tokens"]}}, {"drop": ["marks"]}]
@@ -116,7 +116,7 @@ def test_a_large_file_is_cut_as_on_disk_and_its_rows_are_those_of_the_whole(tmp_
         np.testing.assert_array_equal(np.concatenate(found), source.column(whole, "x", split))
 
 
-def test_only_files_that_can_hold_rows_of_a_split_are_read_for_it(tmp_path: Path) -> None:
+def test_only_files_of_a_split_are_read_for_it(tmp_path: Path) -> None:
     units = uncached(source_of(tmp_path))
     for split, location in (("train", "train"), ("validation", "train"), ("test", "test")):
         files = [file for unit in units.units(split) for file in unit.files]
@@ -124,7 +124,7 @@ def test_only_files_that_can_hold_rows_of_a_split_are_read_for_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("way", ["describe", "put"])
-def test_rows_that_cannot_be_used_are_counted_over_all_files_as_on_disk(tmp_path: Path, way: str, ray_cluster: None) -> None:
+def test_bad_rows_are_counted_as_on_disk(tmp_path: Path, way: str, ray_cluster: None) -> None:
     broken = {f"train/part-{i}.parquet": pa.table({"x": [1.0, None, 3.0], "y": [0, 1, 0]}) for i in range(2)}
     source = Source.of(tmp_path, broken, label="y")
     with pytest.raises(DataError) as on_disk:
@@ -135,7 +135,7 @@ def test_rows_that_cannot_be_used_are_counted_over_all_files_as_on_disk(tmp_path
     assert "2 rows have a null in x" in str(found.value)
 
 
-def test_rows_that_cannot_be_used_are_left_out_where_the_spec_says_so(tmp_path: Path, ray_cluster: None) -> None:
+def test_bad_rows_are_dropped_under_drop(tmp_path: Path, ray_cluster: None) -> None:
     broken = {f"train/part-{i}.parquet": pa.table({"x": [1.0, None, 3.0], "y": [0, 1, 0]}) for i in range(2)}
     source = Source.of(tmp_path, broken, label="y", invalid="drop")
     manifest, datasets = uncached(source).put("key", silent)

@@ -156,7 +156,7 @@ def test_global_order_looks_random(rows: int) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 225 + 4.5 * np.sqrt(2 * 225)  # (16 - 1)**2 degrees of freedom
 
 
-def test_fixed_points_and_pairs_are_as_rare_as_by_chance() -> None:
+def test_fixed_points_and_pairs_are_as_rare_as_random() -> None:
     fixed = neighbours = 0
     for epoch in range(400):
         ids = Order(mode="global", seed=1, rows=501).ids(epoch, 0, 501)
@@ -188,7 +188,7 @@ def test_windows_hold_few_groups_and_mix_fully_inside() -> None:
     assert not np.array_equal(seen[0], np.unique(order.ids(1, 0, window) // group))
 
 
-def test_a_window_of_shards_holds_whole_shards_and_mixes_fully_inside() -> None:
+def test_window_of_shards_holds_whole_mixed_shards() -> None:
     sizes = [1000 + 7 * (number % 13) for number in range(64)]
     ends = np.cumsum(sizes)
     order = Order(mode="windowed", seed=2, rows=int(ends[-1]), window_rows=8192, shards=tuple(sizes))
@@ -215,7 +215,7 @@ def test_a_window_of_shards_holds_whole_shards_and_mixes_fully_inside() -> None:
     assert windows[0] != windows[1] and not np.array_equal(order.ids(1, 0, 100), order.ids(0, 0, 100))
 
 
-def test_shards_that_are_not_the_split_are_refused() -> None:
+def test_shards_with_other_row_count_are_refused() -> None:
     with pytest.raises(ValueError, match="the shards have 30 rows, the split 1000"):
         Order(mode="windowed", rows=1000, window_rows=10, shards=(10, 20))
 

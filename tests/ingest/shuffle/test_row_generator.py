@@ -43,7 +43,7 @@ def test_seeds_epochs_rows_and_draws_are_unrelated() -> None:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.03  # 4 standard deviations of 20,000 pairs
 
 
-def test_they_are_distributed_as_said() -> None:
+def test_numbers_have_documented_distribution() -> None:
     generator = RowGenerator(1, 0, ROWS)
     uniform, normal, integers = generator.random(5).numpy(), generator.normal(5).numpy(), generator.integers(-3, 4, 5).numpy()
     assert uniform.min() >= 0 and uniform.max() < 1

@@ -84,7 +84,7 @@ def test_an_epoch_may_have_any_number_of_rows() -> None:
         assert all(abs(seen[label == LABELS].sum() - rows / 3) <= 1 for label in (4, 7, 9))
 
 
-def test_weights_are_kept_to_less_than_one_draw_in_each_epoch_and_exactly_in_the_long_run() -> None:
+def test_draws_differ_from_weights_by_less_than_one() -> None:
     made = draws(WEIGHTS, weights="w")
     expected = WEIGHTS / WEIGHTS.sum() * ROWS
     total = np.zeros(ROWS)
@@ -104,7 +104,7 @@ def test_a_pattern_in_the_rows_does_not_meet_the_marks() -> None:
         assert abs(kinds.mean() - 0.5) < 4.5 * 0.5 / np.sqrt(ROWS / 2)
 
 
-def test_the_easiest_rows_come_first_and_all_of_them_later() -> None:
+def test_easiest_rows_come_first_all_rows_later() -> None:
     difficulty = (np.arange(ROWS) * 7919 % ROWS).astype(np.float32)
     made = draws(difficulty, easiest_first="difficulty", start=0.25, over_epochs=3)
     hardest = [difficulty[epoch_of(made, epoch)].max() for epoch in range(5)]
@@ -147,12 +147,12 @@ def test_draws_come_at_random_places() -> None:
         (np.zeros(0, np.int64), {"balance": "y"}, "0 rows"),
     ],
 )
-def test_what_cannot_be_drawn_from_is_said(values: np.ndarray, sample: dict[str, Any], words: str) -> None:
+def test_invalid_weights_and_sizes_are_refused(values: np.ndarray, sample: dict[str, Any], words: str) -> None:
     with pytest.raises((SpecError, DataError), match=words):
         draws(values, **sample)
 
 
-def test_one_row_of_huge_weight_takes_no_draw_from_the_others() -> None:
+def test_row_of_huge_weight_leaves_other_draws() -> None:
     weights = np.ones(200_001)
     weights[70] = 1e8  # the others are to get 400 draws in an epoch
     made = draws(weights, weights="w")
@@ -169,9 +169,7 @@ def test_one_row_of_huge_weight_takes_no_draw_from_the_others() -> None:
         ({"easiest_first": "z"}, ColumnInfo(name="y", dtype="float32"), "there is no column 'z'"),
     ],
 )
-def test_a_column_that_cannot_be_sampled_by_is_refused_before_it_is_read(
-    sample: dict[str, str], column: ColumnInfo, words: str
-) -> None:
+def test_unsuitable_sample_column_is_refused_before_reading(sample: dict[str, str], column: ColumnInfo, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         check_column(SampleSpec.model_validate(sample), [column])
 
@@ -196,7 +194,7 @@ def test_an_option_without_effect_is_refused(sample: dict[str, Any], words: str)
 
 
 @pytest.mark.parametrize("sample", [{"weights": "w"}, {"balance": "y", "power": 0.5}, {"easiest_first": "d", "rows": 7}])
-def test_an_order_is_the_same_once_it_was_recorded(sample: dict[str, Any]) -> None:
+def test_order_is_equal_after_json(sample: dict[str, Any]) -> None:
     order = make_order(ShuffleSpec(seed=5, sample=SampleSpec(**sample)), 100)
     again = type(order).model_validate(json.loads(json.dumps(order.model_dump(mode="json"))))
     assert again == order and again.fingerprint == order.fingerprint
@@ -212,7 +210,7 @@ def opened(storage: Storage, manifest: DatasetManifest, sample: dict[str, Any], 
     return open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, **place)
 
 
-def test_a_feed_of_draws_continues_anywhere_and_on_any_number_of_ranks(storage: Storage, manifest: DatasetManifest) -> None:
+def test_sampled_feed_resumes_anywhere_on_any_ranks(storage: Storage, manifest: DatasetManifest) -> None:
     sample = {"balance": "label", "rows": 500}
     feed = opened(storage, manifest, sample)
     assert feed.num_rows == 500
@@ -236,7 +234,7 @@ def test_a_feed_of_draws_continues_anywhere_and_on_any_number_of_ranks(storage: 
         opened(storage, manifest, {"balance": "colour"})
 
 
-def test_a_row_that_is_drawn_again_is_augmented_anew(storage: Storage, manifest: DatasetManifest) -> None:
+def test_repeated_row_gets_another_augmentation(storage: Storage, manifest: DatasetManifest) -> None:
     sample = {"balance": "label", "rows": 5_000}
 
     def noisy(columns: dict[str, Tensor], generator: RowGenerator) -> dict[str, Tensor]:
