@@ -33,7 +33,7 @@ class FeedState(Section):
 
     version: Literal[1] = 1
     fingerprint: str
-    """Of the order: its parameters and some generated ids."""
+    """Fingerprint of the order: of its parameters and some generated ids."""
     epoch: Annotated[int, Field(strict=True, ge=0)]
     position: Annotated[int, Field(strict=True, ge=0)]
     """Rows consumed by all ranks in this epoch."""

@@ -116,7 +116,7 @@ class UnitJob:
 
     key: str
     preparation: Preparation
-    """Of the unit's files only."""
+    """Only of the unit's files."""
     shard_bytes: int
     storage: Storage
     max_quarantined: int = 0
