@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.shuffle.order import Order
 from penstock.machine.stopping import StopRequest

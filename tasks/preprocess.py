@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
-from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 

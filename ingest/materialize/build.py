@@ -40,8 +40,8 @@ from penstock.ingest.materialize.unit import (
     unit_key,
 )
 from penstock.ingest.preprocess.chain import Preparation
-from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.ray_tasks import ParallelMap, cluster_cpus, ray_map
 from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.schema import SPLITS, FeedSchema, Split

@@ -17,10 +17,9 @@ from penstock.ingest.columns.images import holds_images, pixel_bytes
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.phases import phase
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.read.inspection import Piece, pieces_of
 from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
@@ -80,21 +79,10 @@ class Chain:
         self._data, self._fitted = data, fitted.steps
         self._functions = {target: user.function() for target, user in code.items()}
 
-    def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
-        """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
-
-        Raises:
-            DataError: a row cannot be used (under `data.invalid: error`), or a transform cannot be applied.
-        """
-        rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
-        if self._data.invalid == "error":
-            raise_for(rows.problems, label=self._data.label)
-        return rows.table
-
     def prepare(self, table: pa.Table, origin: Origin) -> Rows:
         """Prepare rows; those that cannot be used are left out and listed in the result's `problems`.
 
-        The result's table may be empty, and then has no meaningful schema.
+        Columns of the result are as a shard holds them. Its table may be empty, and then has no meaningful schema.
 
         Raises:
             DataError: a transform or a column's type is wrong, whatever the rows hold; or a label is no class index.

@@ -24,11 +24,10 @@ from penstock.ingest.preprocess.chain import (
     rows_at_once,
     split_rows,
 )
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.tallies import ask
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
@@ -164,25 +163,19 @@ class _TrainRows:
             found.append([replace(unit, piece=piece) for piece in pieces] or [unit])
         return found
 
-    def without_idle_transforms(self, columns: set[str]) -> _TrainRows:
-        """The same rows without the transforms that the columns do not depend on, such as decoding images for a label.
+    def without_decoding(self, columns: set[str]) -> _TrainRows:
+        """Leave out the decoding of images that neither `columns` nor a later transform reads. It costs more than all else.
 
-        Where rows that cannot be used are left out, they are not learnt from: then the transforms stay that find such rows, but
-        for decoding, which costs more than all else. So a row is learnt from whatever its image is.
+        Rows with a broken image are then learnt from, even if `data.invalid` leaves them out of the dataset.
         """
-        wanted, everything, kept = set(columns), False, list[FittedTransform]()
-        for fitted in reversed(self.fitted):
-            touched, plain = _touched(fitted), _makes_plain_pixels(fitted.step)
-            finds_rows = self.finds_rows(fitted.step)
-            if touched is not None and not touched & wanted and not finds_rows and (plain or not everything):
-                continue
+        kept: list[FittedTransform] = []
+        for number, fitted in enumerate(self.fitted):
+            if _makes_plain_pixels(fitted.step):
+                image = fitted.step.transform.options.column
+                if image not in columns and not any(_reads(later, image) for later in self.fitted[number + 1 :]):
+                    continue
             kept.append(fitted)
-            everything = everything or touched is None
-            if touched is not None:
-                wanted |= touched
-            elif not _passes_pixels(fitted.step):
-                wanted |= {entry.step.transform.options.column for entry in self.fitted if entry.step.kind == "decode_image"}
-        return replace(self, fitted=tuple(reversed(kept)))
+        return replace(self, fitted=tuple(kept))
 
     def finds_rows(self, entry: TransformSpec) -> bool:
         """Whether it finds rows that are left out, and so must not be learnt from after it."""
@@ -232,10 +225,13 @@ def _makes_plain_pixels(entry: TransformSpec) -> bool:
     return isinstance(entry.transform, DecodeImage) and not entry.transform.makes_lists
 
 
-def _passes_pixels(entry: TransformSpec) -> bool:
-    """Whether a transform of any columns (`*`) takes neither images nor their pixels."""
-    pictures = (pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)), pa.binary())
-    return entry.origin is None and entry.transform.takes_all and not any(map(entry.transform.matches, pictures))
+def _reads(fitted: FittedTransform, image: str) -> bool:
+    """Whether a transform may look at the pixels of column `image`."""
+    transform, touched = fitted.step.transform, _touched(fitted)
+    if touched is not None:
+        return image in touched and not transform.drops
+    pixels = pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3))
+    return fitted.step.origin is not None or not transform.takes_all or transform.matches(pixels)
 
 
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
@@ -261,7 +257,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
         taken |= set(columns)
         group.append((entry, columns))
     wanted = {column for _, columns in group for column in columns}
-    source = source.without_idle_transforms(wanted).narrowed(wanted)
+    source = source.without_decoding(wanted).narrowed(wanted)
     asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
     where = parallel if opens_files(source.data, source.snapshot) else local_map

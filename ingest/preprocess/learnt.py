@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pydantic import Field
-
 from penstock.config import Section
 
 __all__ = ["Category", "ColumnFacts", "ColumnState", "Question"]
@@ -50,10 +48,6 @@ class ColumnFacts:
     """Of a column of vectors: the answer for each place of the vector, and nothing else."""
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class ColumnState(Section):
     """What a transform keeps about one column; which fields are set depends on the transform. Exact to the bit in JSON."""
 
@@ -65,11 +59,11 @@ class ColumnState(Section):
     """Imputer: what stands for a missing value."""
     categories: tuple[Category, ...] | None = None
     """Encoders: the categories, their position being their code."""
-    centers: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    centers: tuple[float, ...] | None = None
     """Scalers of vectors: the center of each place, in the order of the flattened vector."""
-    scales: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    scales: tuple[float, ...] | None = None
     """Scalers of vectors: the scale of each place."""
-    knots: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    knots: tuple[float, ...] | None = None
     """Quantile transform: the quantiles of the train split, rising."""
     more: dict[str, Category] | None = None
     """Whatever else a transform keeps, by names of its own."""

@@ -70,10 +70,6 @@ class Tally:
         squares = float(np.square(values, out=values).sum())
         return cls(len(values), mean, squares, low, high, held)
 
-    def see(self, question: Question, column: pa.ChunkedArray) -> None:
-        """Take in more rows."""
-        self.add(Tally.of(question, column))
-
     def add(self, other: Tally) -> None:
         """Take in what other rows say. The order of additions decides the last bit of a mean.
 
@@ -182,7 +178,7 @@ def _tally(questions: Sequence[Question], unit: tuple[int, GivesRows, bool]) -> 
     whole = [Tally() for _ in questions]
     for table in rows.tables():
         for question, tally in zip(questions, whole, strict=True):
-            tally.see(question, table.column(question.column))
+            tally.add(Tally.of(question, table.column(question.column)))
     return number, [whole]
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, GetJsonSchemaHandler, SerializationInfo, create_model, model_serializer, model_validator
 from pydantic.fields import FieldInfo
@@ -18,12 +18,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from penstock.config import Section
+from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError, SpecError
+from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
 from penstock.ingest.preprocess.transforms.transform import Transform
 from penstock.messages import describe_error
 
-__all__ = ["TransformSpec"]
+__all__ = ["FittedPreprocess", "FittedTransform", "TransformSpec"]
 
 
 class TransformSpec(Section):
@@ -142,3 +144,26 @@ def _model_of_all(kinds: tuple[str, ...]) -> type[BaseModel]:
         described = Field(default=None, alias=kind, description=transform.description())
         fields[f"{kind}_"] = (transform.Options | None, described)
     return create_model("TransformSpec", __base__=Section, __doc__=TransformSpec.__doc__, **fields)
+
+
+class FittedTransform(Section):
+    """A transform with what it learnt, in the order of its columns."""
+
+    step: TransformSpec
+    columns: tuple[ColumnState, ...] = ()
+    """Empty for a transform that learns nothing."""
+
+
+class FittedPreprocess(Section):
+    """All transforms of a pipeline, fitted on its train split."""
+
+    version: Literal[1] = 1
+    steps: tuple[FittedTransform, ...]
+    classes: tuple[str, ...] | None = None
+    """Names of the label's classes in the order of their indices, if a label encoder learnt them."""
+    num_classes: int | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest of transforms and state: 32 hex characters."""
+        return digest_of(self.model_dump(mode="json"))

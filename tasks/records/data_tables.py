@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv
 
-from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.records.data import RunData
 

@@ -20,8 +20,8 @@ from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.chain import Chain, Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
-from penstock.ingest.preprocess.fitted import FittedPreprocess
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.problems import Origin, raise_for
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, TransformSpec
 from penstock.ingest.ray_tasks import ParallelMap, local_map
 from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -35,7 +35,7 @@ from tests import ROOT
 from tests.ingest.reading import listed, write_files
 from tests.runs.servers import eventually
 
-__all__ = ["HOLDS", "ONE_FILE_PER_UNIT", "Source", "counting_code", "killed_in", "transform_table"]
+__all__ = ["HOLDS", "ONE_FILE_PER_UNIT", "Source", "apply_chain", "counting_code", "killed_in", "transform_table"]
 
 ONE_FILE_PER_UNIT = MaterializeSpec(unit_bytes=1)
 
@@ -147,4 +147,12 @@ def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> 
     spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
     parsed = [TransformSpec.model_validate(step) for step in steps]
     fitted = FittedPreprocess.model_validate({"steps": [{"step": step} for step in parsed]})
-    return Chain(spec, parsed, fitted, {}).apply(table, "part-0.parquet", 100)
+    return apply_chain(Chain(spec, parsed, fitted, {}), table)
+
+
+def apply_chain(chain: Chain, table: pa.Table, file: str = "part-0.parquet", first_row: int = 100) -> pa.Table:
+    """Prepare rows of one file, and raise for those that cannot be used under `data.invalid: error`."""
+    rows = chain.prepare(table, Origin.of_file(file, first_row, table.num_rows))
+    if chain._data.invalid == "error":
+        raise_for(rows.problems, label=chain._data.label)
+    return rows.table

@@ -27,9 +27,9 @@ from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.formats.registry import format_of, format_origin
 from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.chain import Chain, rows_at_once
-from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import Origin, Reason, SetAside
 from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec

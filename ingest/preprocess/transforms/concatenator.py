@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.fixed_shape import is_number, numbers
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
@@ -46,7 +47,9 @@ class Concatenator(Transform[ConcatenatorOptions]):
         return is_number(kind) or (isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1)
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if is_number(kind) or _is_vector(kind) else "one_hot or ordinal it first, or cast it"
+        # Whether lists are all of one length shows when rows are looked at.
+        takes = is_number(kind) or is_list(kind) or isinstance(kind, pa.FixedShapeTensorType)
+        return None if takes else "one_hot or ordinal it first, or cast it"
 
     def names_after(self, names: Sequence[str]) -> list[str]:
         gone = self.named(None)
@@ -84,16 +87,6 @@ class Concatenator(Transform[ConcatenatorOptions]):
             np.concatenate([part[start:stop] for part in parts], axis=1, out=joined[start:stop])
         rows.table = rows.table.drop_columns(names)
         rows.put(self.options.output, tensor_array(joined))
-
-
-def _is_vector(kind: pa.DataType) -> bool:
-    # Lists of varying length are found out when the rows are looked at.
-    return (
-        isinstance(kind, pa.FixedShapeTensorType)
-        or pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or (pa.types.is_fixed_size_list(kind))
-    )
 
 
 def _first_lost(values: np.ndarray, dtype: str) -> tuple[int, float, float] | None:

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -38,10 +38,6 @@ MAX_ONE_HOT = 10_000
 O = TypeVar("O")  # noqa: E741 - the options
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class EncoderOptions(Section):
     """Categorical columns (strings, integers, booleans)."""
 
@@ -49,8 +45,8 @@ class EncoderOptions(Section):
     """Names, or `*` for every string column but the label."""
 
 
-Unknown = Literal["error", "ignore", "code"] | None
-"""What becomes of a category that the train split does not have. Left out of keys where it is not said, as it came later."""
+Unknown = Literal["error", "ignore", "code"]
+"""What becomes of a category that the train split does not have."""
 
 
 class OneHotOptions(EncoderOptions):
@@ -58,9 +54,9 @@ class OneHotOptions(EncoderOptions):
 
     max_categories: PositiveInt | None = None
     """Keep only that many categories, the most frequent ones of the train split; the others become zeros."""
-    unknown: Unknown = Field(default=None, exclude_if=_is_none)
-    """What a category is that the train split does not have: `ignore` (the default) makes zeros and counts it, `code` gives
-    it a place of its own, the last of the vector, and counts it, and by `error` its row cannot be used. A null is none."""
+    unknown: Unknown = "ignore"
+    """What becomes of a category that the train split does not have. `ignore` writes zeros, `code` gives it the last place of
+    the vector; both count it. `error` rejects the row. A null is not a category."""
 
     @model_validator(mode="after")
     def _knows_what_is_rare(self) -> OneHotOptions:
@@ -72,10 +68,9 @@ class OneHotOptions(EncoderOptions):
 class OrdinalOptions(EncoderOptions):
     """Categorical columns (strings, integers, booleans)."""
 
-    unknown: Unknown = Field(default=None, exclude_if=_is_none)
-    """What a category is that the train split does not have: by `error` (the default) its row cannot be used, `ignore` makes it
-    null, which an imputer or null_mask may fill, and `code` gives it an index of its own, the one after the last. The latter
-    two count it. A null is no category."""
+    unknown: Unknown = "error"
+    """What becomes of a category that the train split does not have. `error` rejects the row. `ignore` writes a null, which an
+    imputer or null_mask may fill, and `code` writes the index after the last; both count it. A null is not a category."""
 
 
 class LabelEncoderOptions(Section):
@@ -167,7 +162,7 @@ class Ordinal(_Encoder[OrdinalOptions]):
     Options = OrdinalOptions
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
-        if self.options.unknown in (None, "error"):
+        if self.options.unknown == "error":
             super()._put(rows, state, codes)
             return
         self._count(rows, state.column, codes.is_null().to_numpy(zero_copy_only=False))

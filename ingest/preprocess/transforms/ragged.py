@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.extension_types import RaggedType
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.preprocess.learnt import ColumnState
@@ -59,10 +60,13 @@ def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Arra
     """
     plain = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     kind = plain.type
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    entry = kind.value_type if lists else kind
+    entry = kind.value_type if is_list(kind) else kind
     deep = isinstance(array.type, pa.FixedShapeTensorType) and len(array.type.shape) > 1
-    if deep or not lists or not (pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry)):
+    if (
+        deep
+        or not is_list(kind)
+        or not (pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry))
+    ):
         raise DataError(
             f"preprocess: ragged cannot take column {name!r} of type {kind}: it takes lists of numbers",
             next_step="make such lists in a map_batches function before it, or take the column out of the transform",

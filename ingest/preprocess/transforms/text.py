@@ -18,6 +18,7 @@ from pydantic import Field, PositiveInt, field_validator
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
@@ -168,8 +169,7 @@ class MultiHot(Transform[MultiHotOptions]):
 
 def _is_list_of_words(kind: pa.DataType) -> bool:
     """Whether these are lists of text or integers."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return lists and (is_text(kind.value_type) or pa.types.is_integer(kind.value_type))
+    return is_list(kind) and (is_text(kind.value_type) or pa.types.is_integer(kind.value_type))
 
 
 def _words_of(rows: Rows, name: str) -> tuple[np.ndarray, pa.Array]:

@@ -21,11 +21,10 @@ from PIL import Image
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
 from penstock.ingest.preprocess.fit import needs_fit
-from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.tallies import ask
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, TransformSpec
 from penstock.ingest.preprocess.transforms import decode_image
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from tests import ROOT

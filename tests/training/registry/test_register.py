@@ -20,9 +20,8 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import ServiceError, SpecError
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnState
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
 from penstock.training.checkpoint.state_files import weights_digest

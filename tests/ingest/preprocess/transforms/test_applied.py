@@ -16,20 +16,19 @@ from PIL import Image
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.preprocess.chain import Chain, apply_transforms
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transform_spec import TransformSpec
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import capture
-from tests.ingest.preparing import transform_table
+from tests.ingest.preparing import apply_chain, transform_table
 
 
 def apply(table: pa.Table, step: Any, *states: ColumnState, **data: Any) -> pa.Table:
     """One fitted step."""
     transform = _transform(step, *states, **data)
-    return transform.apply(table, "part-0.parquet", 100)
+    return apply_chain(transform, table)
 
 
 def _transform(step: Any, *states: ColumnState, **data: Any) -> Chain:
@@ -352,7 +351,7 @@ def f(batch, k):
             "t": pa.array([0, 1], pa.timestamp("s")),
         }
     )
-    result = user_transform(tmp_path, source, {"k": 10}).apply(table, "f", 0)
+    result = apply_chain(user_transform(tmp_path, source, {"k": 10}), table)
     assert result["i"].to_pylist() == [20, 30]
     assert result["v"].combine_chunks().to_numpy_ndarray().tolist() == [[[1, 2, 3]], [[4, 5, 6]]]
     assert result["big"].to_pylist() == [0, 1]
@@ -412,7 +411,7 @@ def test_a_user_function_does_not_change_integers_that_it_was_given_rounded(tmp_
 def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
     transform = user_transform(tmp_path, 'def f(batch):\n    return {"word": np.array(["a", "b"])}')
     with pytest.raises(DataError, match="'word' has type string; after all transforms"):
-        transform.apply(pa.table({"x": [1, 2]}), "f", 0)
+        apply_chain(transform, pa.table({"x": [1, 2]}))
 
 
 @pytest.mark.parametrize(
@@ -429,13 +428,13 @@ def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
 def test_what_a_user_function_does_wrong_is_said_with_its_name(tmp_path: Path, body: str, said: str) -> None:
     transform = user_transform(tmp_path, f"def f(batch):\n    {body}")
     with pytest.raises(DataError, match=said):
-        transform.apply(pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
+        apply_chain(transform, pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
 
 
 def test_a_failing_user_function_is_told_the_rows_it_failed_on(tmp_path: Path) -> None:
     transform = user_transform(tmp_path, "def f(batch):\n    return 1 / 0")
     with pytest.raises(DataError, match=r"part-7\.parquet, row 40 \(from 0\) and the 2 rows after it"):
-        transform.apply(pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
+        apply_chain(transform, pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
 
 
 def test_a_user_function_leaves_rows_out_with_keep(tmp_path: Path) -> None:

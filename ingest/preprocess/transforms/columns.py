@@ -1,0 +1,154 @@
+"""How do columns get another type, another name, or go? And the fields of structs columns of their own?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import AfterValidator, Field
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.casts import first_bad_row
+from penstock.ingest.columns.fixed_shape import cast_column
+from penstock.ingest.columns.images import holds_images
+from penstock.ingest.columns.type_text import parse_type, value_text
+from penstock.ingest.columns.unreadable import cast_readable
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["Cast", "Drop", "Flatten", "FlattenOptions", "Rename"]
+
+
+def _misfit(values: pa.Array, kind: pa.DataType, row: int) -> str:
+    return f"{value_text(values, row)} does not become {kind} without loss"
+
+
+def _is_type(text: str) -> str:
+    parse_type(text)
+    return text
+
+
+class Cast(Transform[dict[str, str]]):
+    """Column to Arrow type; a time becomes seconds since 1970 as a number. What does not fit is an error; floats may round.
+
+    Cast to float16 or float32 numbers round, whole ones too, and times by less than a second.
+    """
+
+    Options = Annotated[dict[str, Annotated[str, AfterValidator(_is_type)]], Field(min_length=1)]
+
+    def named(self, label: str | None) -> Sequence[str]:
+        return list(self.options)
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, list(self.options))
+        for name, text in self.options.items():
+            values, kind = rows.column(name), parse_type(text)
+            try:
+                if data.invalid == "quarantine":
+                    _, bad = cast_readable(values, functools.partial(cast_column, kind=kind))
+                    rows.reject(bad, "unreadable", name, functools.partial(_misfit, values, kind))
+                    values = rows.column(name)
+                rows.put(name, cast_column(values, kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                row = first_bad_row(values, kind, cast_column)
+                raise DataError(
+                    f"preprocess: cast: {rows.origin.place(row)}: {name} holds {value_text(values, row)}, "
+                    f"which does not become {kind} without loss",
+                    next_step="cast it to another type, or repair the row",
+                ) from error
+
+
+class Rename(Transform[dict[str, str]]):
+    """Old name to new name."""
+
+    Options = Annotated[dict[str, str], Field(min_length=1)]
+    makes_columns = True
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        return self.options
+
+    def named(self, label: str | None) -> Sequence[str]:
+        return list(self.options)
+
+    def names_after(self, names: Sequence[str]) -> list[str]:
+        # Where the old name is wrong, the transforms after it must not be refused for the new one as well.
+        kept = [name for name in names if name not in self.options]
+        return [*kept, *self.options.values()]
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, list(self.options))
+        renamed = [self.options.get(name, name) for name in rows.table.column_names]
+        twice = sorted({name for name in renamed if renamed.count(name) > 1})
+        if twice:
+            raise DataError(
+                f"preprocess: rename gives two columns the name {twice[0]!r}", next_step="drop one, or choose another name"
+            )
+        rows.table = rows.table.rename_columns(renamed)
+
+
+class FlattenOptions(Section):
+    """Structs whose fields become columns, those of structs inside too; the structs themselves go."""
+
+    columns: ColumnNames
+    """Names, or `*` for every struct but encoded images."""
+    separator: str = "."
+    """Stands between the names: field `age` of `customer` becomes `customer.age`."""
+
+
+class Flatten(Transform[FlattenOptions]):
+    """A column per field of a struct."""
+
+    Options = FlattenOptions
+    makes_columns = True
+
+    def matches(self, kind: pa.DataType) -> bool:
+        return bool(pa.types.is_struct(kind)) and not holds_images(kind)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        return None if pa.types.is_struct(kind) else f"it takes structs: leave {column} out of the transform"
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        flattened = set(self.columns(rows.table.schema, None))
+        made: dict[str, pa.Array] = {}
+        for column in rows.table.column_names:
+            values = rows.column(column)
+            for name, field in self._fields(column, values) if column in flattened else ((column, values),):
+                if name in made:
+                    raise DataError(
+                        f"preprocess: flatten gives two columns the name {name!r}",
+                        next_step="choose another separator, or rename or drop one before",
+                    )
+                made[name] = field
+        rows.table = pa.table(made)
+
+    def _fields(self, name: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+        if not self.matches(values.type):
+            yield name, values
+            return
+        for index, field in enumerate(values.type):
+            # A field of a null struct is null, which `struct_field` sees to, and `StructArray.field` does not.
+            yield from self._fields(f"{name}{self.options.separator}{field.name}", pc.struct_field(values, [index]))
+
+
+class Drop(Transform[list[str]]):
+    """Columns to leave out."""
+
+    Options = Annotated[list[str], Field(min_length=1)]
+
+    @property
+    def drops(self) -> Sequence[str]:
+        return self.options
+
+    def named(self, label: str | None) -> Sequence[str]:
+        return self.options
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, self.options)
+        rows.table = rows.table.drop_columns(self.options)
