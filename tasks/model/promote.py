@@ -122,6 +122,11 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
         reason += "; these are the first of them"
     if compared.unanswered:
         reason += f"; version {holder} has no answer to {compared.unanswered:,} more"
+    if compared.lost:
+        move = policy.otherwise == "move"
+        reason += f"; version {new.version} has no answer to {counted(compared.lost, 'row')} that version {holder} answers"
+        reason += "" if move or not moved else ", so it stays; register.promote.otherwise: move would move it"
+        moved = moved and move
     numbers = {each: value for each, value in paired._asdict().items() if not math.isnan(value)}
     return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, **numbers)
 

@@ -32,6 +32,8 @@ class ModelsCompared(NamedTuple):
     paired: Paired
     unanswered: int
     """Rows that the new model answers and the other one cannot."""
+    lost: int
+    """Rows that the other model answers and the new one cannot."""
     cut: bool
     """Whether only the first rows were compared, which bounds the memory."""
 
@@ -55,7 +57,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     for model, whose in ((holder, "it was"), (new, "the new version was")):
         if not model.can_predict:
             raise DataError(f"{whose} trained by a recipe without `predict`")
-    targets, outputs, unanswered, first_problem, cut = [], [], 0, None, False
+    targets, outputs, unanswered, lost, first_problem, cut = [], [], 0, 0, None, False
     left = MOST_SCORES // max(1, new.schema.num_classes or 1)
     for table in tables:
         if not left:
@@ -67,13 +69,14 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             both_known = known & ~np.isnan(old_target)
             if not np.allclose(old_target[both_known], target[both_known]):
                 raise DataError("its label is prepared otherwise, so that its numbers mean something else")
-        both = [_output(model, table, new.schema.classes) for model in (new, holder)]
-        (mine, mine_failed), (theirs, theirs_failed) = both
-        lost = known & ~_failed(mine_failed) & _failed(theirs_failed)
-        if lost.any() and first_problem is None:
-            first_problem = theirs_failed[int(np.flatnonzero(lost)[0])]
-        unanswered += int(lost.sum())
-        used = known & ~_failed(mine_failed) & ~_failed(theirs_failed)
+        (mine, mine_errors), (theirs, their_errors) = (_output(model, table, new.schema.classes) for model in (new, holder))
+        mine_failed, theirs_failed = _failed(mine_errors), _failed(their_errors)
+        only_mine = known & ~mine_failed & theirs_failed
+        if only_mine.any() and first_problem is None:
+            first_problem = their_errors[int(np.flatnonzero(only_mine)[0])]
+        unanswered += int(only_mine.sum())
+        lost += int((mine_failed & ~theirs_failed).sum())
+        used = known & ~mine_failed & ~theirs_failed
         if np.count_nonzero(used) > left:
             used &= np.cumsum(used) <= left
             cut = True
@@ -91,7 +94,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         scorer()
         if scorer.undefined is not None:
             raise DataError(f"{metric} is not defined on the {counted(rows, 'row')} that both answer: {scorer.undefined}")
-    return ModelsCompared(compare_paired(before, after, rows), unanswered, cut)
+    return ModelsCompared(compare_paired(before, after, rows), unanswered, lost, cut)
 
 
 _WORDS = {

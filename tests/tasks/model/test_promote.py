@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from sklearn.metrics import f1_score, roc_auc_score
 
 from penstock.errors import SpecError
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
@@ -236,12 +238,12 @@ class House:
         self.manifest = self.source.materialize()
         (folder / "line.py").write_text(LINE)
 
-    def version(self, slope: float, *, column: str = "x") -> Registered:
+    def version(self, slope: float, *, column: str = "x", fitted: FittedPreprocess | None = None) -> Registered:
         """A version that says y = slope * column."""
         place = self.folder / f"v{slope}{column}"
         place.mkdir()
         example = pa.table({column: [0.5], "y": pa.array([1.0], pa.float32()), "area": ["north"]})
-        form = raw_form(self.source.data, self.source.fit(), {}, example)
+        form = raw_form(self.source.data, fitted or self.source.fit(), {}, example)
         spec = ModelSpec(
             code=capture("line.py:Line", self.folder),
             params={},
@@ -352,6 +354,20 @@ def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(
     monkeypatch.setattr("penstock.training.registry.held_against.MOST_SCORES", 7)
     found = house.promote(house.version(1.5))
     assert found.moved and found.rows == 7 and found.reason.endswith("on the same 7 rows; these are the first of them")
+
+
+def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.promote(house.version(1.0))
+    step = TransformSpec.model_validate({"ordinal": {"columns": ["area"]}})
+    north_only = FittedTransform(step=step, columns=(ColumnState(column="area", categories=("north",)),))
+    new = house.version(2.0, fitted=FittedPreprocess(steps=(north_only,)))
+    stays = house.promote(new)
+    assert not stays.moved and house.holder() == "1" and (stays.rows or 0) < house.manifest.rows["test"]
+    lost = house.manifest.rows["test"] - (stays.rows or 0)
+    assert f"version 2 has no answer to {lost} rows that version 1 answers, so it stays" in stays.reason
+    moves = house.promote(new, otherwise="move")
+    assert moves.moved and house.holder() == "2" and f"has no answer to {lost} rows" in moves.reason
 
 
 @pytest.mark.parametrize(
