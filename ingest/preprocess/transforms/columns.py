@@ -99,7 +99,7 @@ class FlattenOptions(Section):
     columns: ColumnNames
     """Names, or `*` for every struct but encoded images."""
     separator: str = "."
-    """Stands between the names: field `age` of `customer` becomes `customer.age`."""
+    """Joins the names: field `age` of `customer` becomes `customer.age`."""
 
 
 class Flatten(Transform[FlattenOptions]):

@@ -30,11 +30,11 @@ class ConcatenatorOptions(Section):
     """Numbers and vectors put side by side into one vector column; the input columns go."""
 
     columns: ColumnNames
-    """Names, in the order of the vector, or `*` for all numbers and vectors but the label, in the order they stand."""
+    """Names, in the order of the vector, or `*` for all numbers and vectors but the label, in the order of the columns."""
     output: str = "features"
     """Name of the vector column."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
-    """Type of its elements. A whole number that it cannot hold is an error; fractions round."""
+    """Type of its elements. A whole number that it cannot represent is an error; fractions are rounded."""
 
 
 class Concatenator(Transform[ConcatenatorOptions]):

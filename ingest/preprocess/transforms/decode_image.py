@@ -38,19 +38,18 @@ class DecodeImageOptions(Section):
     column: str = "image"
     """The column that holds the encoded images."""
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """(height, width) in pixels to come to, instead of `data.images.size`. Without either, all images must agree."""
+    """(height, width) in pixels of the result, instead of `data.images.size`. Without either, all images must have one size."""
     fit: Fit | None = None
     """`resize`, `crop` or `pad`, instead of `data.images.fit`."""
     mode: ImageMode | None = None
     """RGB gives 3 channels, L (grey) 1; instead of `data.images.mode`. `mask` gives uint8 [height, width] of the numbers in the
-    file, such as a palette's indices: the class of each pixel. Masks come to a size by the nearest pixel, which mixes none."""
+    file, such as palette indices: the class of each pixel. Masks are resized by the nearest pixel."""
     range: ValueRange | None = None
     """The values that become 0 and 255 of images of more than 8 bits; instead of `data.images.range`."""
     keep: Keep = "pixels"
-    """What the cache holds, or a stream's window: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of
-    the room and are decoded anew by the threads that read ahead. Training sees the same either way. `sizes` keeps pixels of
-    each image's own size, as detection wants it: a batch has `image`, the pixels of all rows one after the other,
-    `image_offsets` where each begins, and `image_shape` [rows, 3]."""
+    """What the cache holds. `pixels` is the fastest to read. `encoded` images take a tenth of the space and are decoded in
+    training, with the same result. `sizes` keeps pixels of each image's own size: a batch has `image` (the pixels of all rows,
+    joined), `image_offsets` and `image_shape` [rows, 3]."""
 
 
 class DecodeImage(Transform[DecodeImageOptions]):

@@ -61,10 +61,10 @@ class PowerOptions(Section):
     """Numeric columns that become float32, near a normal distribution of mean 0 and deviation 1 over the train split."""
 
     columns: ColumnNames
-    """Names, or `*` for every numeric column but the label. While it learns, the driver holds 8 bytes for each value of the
-    train split in these columns, and about 90 more for each of the column it is at (270 with `box_cox`)."""
+    """Names, or `*` for every numeric column but the label. Learning takes 8 bytes in the driver for each value of these
+    columns in the train split, and 90 more for each of the current column (270 with `box_cox`)."""
     method: Literal["yeo_johnson", "box_cox"] = "yeo_johnson"
-    """`yeo_johnson` takes any number; `box_cox` only those above 0, and a row with another one cannot be used."""
+    """`yeo_johnson` takes any number; `box_cox` takes numbers above 0, and rejects rows with others."""
 
 
 class Power(_EachNumber[PowerOptions]):
@@ -113,12 +113,12 @@ class QuantileOptions(Section):
     """Numeric columns that become float32 by their rank in the train split: outliers weigh as much as any other row."""
 
     columns: ColumnNames
-    """Names, or `*` for every numeric column but the label. While it learns, the driver holds 8 bytes for each value of the
-    train split in these columns, and 16 more for each of the column whose quantiles it takes."""
+    """Names, or `*` for every numeric column but the label. Learning takes 8 bytes in the driver for each value of these
+    columns in the train split, and 16 more for each of the current column."""
     quantiles: Annotated[int, Field(ge=2, le=100_000)] = 1000
-    """How many are kept; between them is a straight line."""
+    """Number of quantiles that are kept; values between two are interpolated linearly."""
     output: Literal["uniform", "normal"] = "uniform"
-    """`uniform`: from 0 to 1. `normal`: as if drawn from a normal distribution of mean 0 and deviation 1, within 5.2."""
+    """`uniform`: from 0 to 1. `normal`: a normal distribution of mean 0 and deviation 1, cut off at 5.2."""
 
 
 class Quantile(_EachNumber[QuantileOptions]):

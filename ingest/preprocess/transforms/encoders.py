@@ -53,7 +53,7 @@ class OneHotOptions(EncoderOptions):
     """A float32 vector per column with a 1 at the category's place; all zeros for a category not in the train split."""
 
     max_categories: PositiveInt | None = None
-    """Keep only that many categories, the most frequent ones of the train split; the others become zeros."""
+    """Keep only this many categories, the most frequent in the train split; the others become zeros."""
     unknown: Unknown = "ignore"
     """What becomes of a category that the train split does not have. `ignore` writes zeros, `code` gives it the last place of
     the vector; both count it. `error` rejects the row. A null is not a category."""
@@ -77,7 +77,7 @@ class LabelEncoderOptions(Section):
     """The label becomes the index of its class, int64, classes in sorted order."""
 
     column: str | None = None
-    """The label's name at this point, if an earlier transform renamed it; else `data.label`."""
+    """Name of the label at this point, if an earlier transform renamed it; by default `data.label`."""
 
 
 class _Encoder(Transform[O]):

@@ -30,13 +30,13 @@ class RaggedOptions(Section):
     """Names."""
     batch: Literal["padded", "packed"] = "padded"
     """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
-    of all rows one after the other, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
+    of all rows joined, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
     dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"] | None = None
     """Type of the entries, instead of the source's. An entry that does not fit is an error."""
     pad_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """What stands behind the last entry of a row in a padded batch."""
+    """Value after the last entry of a row in a padded batch."""
     max_length: PositiveInt | None = None
-    """Cut longer lists after so many entries."""
+    """Cut longer lists to this many entries."""
 
 
 class Ragged(Transform[RaggedOptions]):

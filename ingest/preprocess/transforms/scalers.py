@@ -43,8 +43,8 @@ class RobustScalerOptions(ScalerOptions):
     """As the other scalers, by median and quantile range, which outliers do not move."""
 
     columns: ColumnNames
-    """Names, or `*` for every column of one number a row but the label. While it learns, the driver holds 8 bytes for each
-    value of the train split in these columns, and 16 more for each of the column whose quantiles it takes."""
+    """Names, or `*` for every column of one number a row but the label. Learning takes 8 bytes in the driver for each value of
+    these columns in the train split, and 16 more for each of the current column."""
 
     quantile_range: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=0, le=1)]] = (0.25, 0.75)
     """Lower and upper quantile whose distance becomes 1."""

@@ -37,13 +37,13 @@ class CleanTextOptions(Section):
     columns: ColumnNames
     """Names, or `*` for every text column but the label."""
     normalize: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = "NFC"
-    """Unicode form, so that one letter is not written in two ways; `NFKC` makes full-width letters and ligatures plain too."""
+    """Unicode form, so that a letter has one spelling; `NFKC` replaces full-width letters and ligatures, too."""
     lower: bool = False
-    """Whether letters become small."""
+    """Whether letters become lower case."""
     remove: str | None = None
-    """A regular expression (RE2, as Arrow has it): what it matches becomes a blank, such as `https?://[^ ]+` or `[^a-z ]`."""
+    """A regular expression (RE2) whose matches become a blank, such as `https?://[^ ]+` or `[^a-z ]`."""
     whitespace: bool = True
-    """Whether every run of blanks, tabs and line ends becomes one blank, and none is left at the ends."""
+    """Whether every run of blanks, tabs and line ends becomes one blank, and those at the ends are removed."""
     empty_is_null: bool = False
     """Whether text that is empty afterwards becomes null, which an imputer may fill."""
 
@@ -54,7 +54,7 @@ class CleanTextOptions(Section):
             re.compile(pattern or "")
             pc.replace_substring_regex(pa.array([""]), pattern or " ", " ")
         except (re.error, pa.ArrowInvalid) as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         return pattern
 
 
@@ -108,10 +108,10 @@ class MultiHotOptions(Section):
     columns: Names
     """Names of columns that hold lists of text or of integers, such as tags. An empty list is a vector of zeros."""
     max_categories: PositiveInt | None = None
-    """Keep only that many categories, those that are in most entries of the train split; the others count as unknown."""
+    """Keep only this many categories, the most frequent in the train split; the others count as unknown."""
     unknown: Literal["ignore", "error"] = "ignore"
-    """An entry that is no category of the train split: it has no place in the vector and is counted, or its row cannot be
-    used."""
+    """What becomes of an entry that is not a category of the train split. `ignore` leaves it out of the vector and counts it;
+    `error` rejects the row."""
 
 
 class MultiHot(Transform[MultiHotOptions]):
@@ -197,12 +197,12 @@ class HashingOptions(Section):
     """Categories, or lists of them, that become numbers of buckets. Nothing is learnt, and no category is unknown."""
 
     columns: ColumnNames
-    """Names, or `*` for every text column but the label. A value becomes an int64 index, which an embedding takes; a list of
-    text or integers becomes a float32 vector that counts its entries by bucket."""
+    """Names, or `*` for every text column but the label. A value becomes an int64 index, as an embedding takes it. A list of
+    text or integers becomes a float32 vector of counts by bucket."""
     buckets: int = Field(ge=2, le=1 << 31)
-    """How many. Two categories share one more often than not from about the square root of this many categories on."""
+    """Number of buckets. From about the square root of this many categories on, two of them probably share one."""
     seed: int = 0
-    """Another one deals the categories anew."""
+    """Seed of the hash; another one gives other buckets."""
 
 
 class Hashing(Transform[HashingOptions]):
