@@ -72,7 +72,7 @@ class Prepared:
 
     def given(self, rows: Any) -> pa.Table:
         """Features of rows that a caller gives, as `LoadedModel` has them prepared before it predicts."""
-        table, problems = raw_table(given_rows(rows, self.raw.schema), self.raw.schema, self.raw.form.unneeded)
+        table, problems = raw_table(given_rows(rows), self.raw.schema, self.raw.form.unneeded)
         ready = self.raw.prepare(table)
         assert not problems and not ready.problems
         return ready.table
@@ -135,7 +135,7 @@ def _one_row(prepared: Prepared, source: Path) -> dict[str, dict[str, float]]:
     rows = pq.read_table(sorted(source.iterdir())[0]).slice(0, 64).combine_chunks()
     single = [rows.slice(row, 1) for row in range(rows.num_rows)]
     forms = {
-        "a dict": [one.to_pylist()[0] for one in single],
+        "a dict": [one.to_pylist() for one in single],
         "an Arrow table": single,
         "a DataFrame": [one.to_pandas() for one in single],
     }

@@ -20,14 +20,13 @@ from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES, GivesWeights, ModelRegistry
 from penstock.usercode.capture import NO_CODE, Definitions, UserCode, capture
 from penstock.usercode.files import matched_files
 
 if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
     from penstock.training.frameworks.framework import Framework
     from penstock.training.job import CallbackCode
-    from penstock.training.registry.registry import ModelRegistry
 
 __all__ = ["Project"]
 
@@ -232,12 +231,10 @@ class Project:
             find_start(name, self.base_dir, self.storage)
 
     def _registered_start(self, model: str) -> StartWeights:
-        from penstock.training.registry.registry import GivesWeights  # loads torch
-
         registry = self.registry
         if not isinstance(registry, GivesWeights):
             raise SpecError(
-                f"train.start_from: {model!r}: registry {self.spec.tracking.registry!r} gives no weights of its models",
+                f"train.start_from: {model!r}: registry {self.spec.tracking.registry!r} cannot give weights",
                 next_step="name a file of weights, or run:<run>",
             )
         return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model)

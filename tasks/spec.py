@@ -17,7 +17,7 @@ from penstock.storage import root_problem
 from penstock.stores import StoreAddress, StoreSpec
 from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
 from penstock.usercode.files import CodeSpec

@@ -41,7 +41,7 @@ from penstock.tasks.context import Reporter, StageOutcome
 from penstock.training.predict.asked import Asked, ask, check_input, list_input, state_of
 from penstock.training.predict.output import OWN, Output
 from penstock.training.predict.score import Plan, Scored, plan, score
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model
 from penstock.training.registry.loaded_model import LoadedModel
@@ -181,8 +181,6 @@ def _on_ray(
 ) -> Iterator[ScoringOutcome]:
     """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for."""
     loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
-    if refused := unscorable(loaded, jobs):
-        return iter(refused)
     requires = loaded.form.requires
     del loaded
     cluster = connect()

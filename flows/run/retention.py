@@ -14,7 +14,7 @@ from penstock.tasks.context import RunContext
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan, Deletion
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["aliased_models", "apply_retention", "format_actor", "format_deletions"]

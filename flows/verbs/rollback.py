@@ -13,8 +13,7 @@ from penstock.errors import ServiceError, SpecError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.status import state_of
 from penstock.lease import LeaseHolder, hold_lease
-from penstock.training.registry.registries import REGISTRIES
-from penstock.training.registry.registry import PREVIOUS, KeepsAliases, alias_lease
+from penstock.training.registry.registry import PREVIOUS, REGISTRIES, KeepsAliases, alias_lease
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["roll_back", "show_rollback"]

@@ -12,7 +12,7 @@ from penstock.flows.verbs.status import state_of
 from penstock.messages import counted, did_you_mean
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.better import LOWER_IS_BETTER
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES
 from penstock.training.spec import BestSpec, TrackingSpec
 
 __all__ = ["RunNames", "better_sign", "main_metric"]

@@ -21,7 +21,7 @@ from penstock.ingest.schema import SPLITS
 from penstock.tasks.project import Project
 from penstock.tasks.stages import BEFORE_TRAINING, STAGES, UPSTREAM, StageName
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "short_value", "stage_keys"]

@@ -22,7 +22,7 @@ from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.registry.answer import answer_arrays, answer_columns
+from penstock.training.registry.loaded_model import answer_arrays, answer_columns
 
 __all__ = ["check_raw_rows"]
 

@@ -70,8 +70,6 @@ class PredictedUnit(Section):
     model: str
     """Its address, for people."""
     files: tuple[Identity, ...]
-    file_rows: int | None = None
-    """Rows of the file that it is a piece of, where only reading through the file finds them."""
     rows: int
     """Scored."""
     unscored: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,7 +74,6 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
         current = unit.asked == asked.digest and same and not here & covered
         (kept if current else replaced).append(unit)
         covered |= here if current else set()
-    covered |= {(name, None) for name in _whole_files(kept)}
     superseded = absent if asked.is_kept else []
     kept += [] if asked.is_kept else absent
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
@@ -87,19 +86,6 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
         elif facts is not None:
             forget_parsed(asked.data, asked.data.format, of_unit, piece)
     return Plan(kept, replaced, todo, gone, superseded)
-
-
-def _whole_files(units: Iterable[PredictedUnit]) -> Iterator[str]:
-    """Names of the files whose pieces are all there, so that nobody need look where they begin."""
-    found: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    for unit in units:
-        for one in unit.files if unit.file_rows is not None else ():
-            if one.piece is not None:
-                found.setdefault((one.name, unit.file_rows or 0), set()).add(one.piece)
-    for (name, rows), pieces in found.items():
-        begins, ends = zip(*sorted(pieces), strict=True)
-        if (*begins, rows) == (0, *ends):
-            yield name
 
 
 _Unit = tuple[tuple[SourceFile, ...], tuple[int, int] | None, FileFacts | None]

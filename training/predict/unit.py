@@ -27,17 +27,16 @@ from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, MixedColumnError, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
-from penstock.ingest.read.inspection import glance, inspect_file
+from penstock.ingest.read.inspection import inspect_file
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, did_you_mean
 from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
-from penstock.training.registry.given_rows import refuse_absent
 from penstock.training.registry.loaded_model import LoadedModel
 
-__all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "ScoringOutcome", "packed_model", "unscorable"]
+__all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "ScoringOutcome", "packed_model"]
 
 
 FORMAT = 1
@@ -45,9 +44,6 @@ FORMAT = 1
 
 ADDED = ("file", "row")
 """Columns with the place of a row: the file's path below the input, and the row in it, from 0."""
-
-_LOOKED_AT = 64
-"""Units that are looked at before there is a cluster: where there are more, it is quicker."""
 
 ROW_GROUP_BYTES = 32 << 20
 
@@ -96,31 +92,6 @@ class ScoringOutcome:
     job: ScoringJob
     unit: PredictedUnit | None
     problem: DataError | None = None
-
-
-def unscorable(model: LoadedModel, jobs: Sequence[ScoringJob]) -> list[ScoringOutcome]:
-    """Refuse all units if none has the columns that it needs, by the beginnings of the files; else return nothing.
-
-    A wrong input is reported so before a cluster is started for it.
-    """
-    reader = reader_of(jobs[0].data)
-    if reader.missing_is_null or reader.one_row_per_file or len(jobs) > _LOOKED_AT:
-        return []
-    found: list[ScoringOutcome] = []
-    for job in jobs:
-        facts = job.facts or glance(reader, job.files[0])
-        if facts is None:
-            return []
-        form = format_named(job.data.format)
-        columns = [*facts.columns, *(folder_columns(job.files[0]) if form.folder_columns else ())]
-        try:
-            refuse_absent(columns, model.inputs, model.unneeded)
-            _kept(job, columns, form.encoded_images)
-        except DataError as error:
-            found.append(ScoringOutcome(job, None, _of_file(error, job)))
-        else:
-            return []
-    return found
 
 
 def packed_model(folder: Path) -> dict[str, np.ndarray]:
@@ -194,7 +165,6 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         asked=job.asked,
         model=job.model,
         files=job.identities,
-        file_rows=None if job.facts is None else job.facts.rows,
         rows=scored.rows,
         unscored=unscored.rows,
         part_bytes=scored.put(job.storage, name),

@@ -1,14 +1,13 @@
 """What may a caller give to a model, and how do these rows become a table with the columns and types of the source?
 
-Taken are a pandas DataFrame, an Arrow table, a dict of columns, a list of dicts, one row as a dict, and JSON text of the last
-three. Values may come in any form that loses nothing: `"12"` and `12.0` are the integer 12, `"aGk="` is bytes.
+Taken are a pandas DataFrame, an Arrow table, a dict of columns, and a list of dicts. Values may come in any form that loses
+nothing: `"12"` and `12.0` are the integer 12, `"aGk="` is bytes.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,20 +40,12 @@ class GivenRows(NamedTuple):
         return [values[int(row)] for row in rows]
 
 
-def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
-    """Find the columns and the number of rows, in whichever form they were given.
-
-    Args:
-        schema: of the source; decides for a single dict whether a list in it is one row's value or a column.
+def given_rows(given: Any) -> GivenRows:
+    """Find the columns and the number of rows.
 
     Raises:
-        DataError: it is none of the forms, columns differ in length, or two have one name.
+        DataError: it has another form, columns differ in length, or two have one name.
     """
-    if isinstance(given, str | bytes):
-        try:
-            given = json.loads(given)
-        except ValueError as error:
-            raise DataError(f"the rows given are text that is not JSON: {error}", next_step=_FORMS) from error
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table | pd.DataFrame):
@@ -65,10 +56,8 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
         return GivenRows({str(name): given[name] for name in given.columns}, len(given))
     if isinstance(given, Mapping):
         columns = {str(name): values for name, values in given.items()}
-        if _is_one_row(columns, schema):
-            return GivenRows({name: [value] for name, value in columns.items()}, 1)
         lengths = {name: len(values) if _is_listed(values) else "one value" for name, values in columns.items()}
-        if len(set(lengths.values())) > 1:
+        if len(set(lengths.values())) > 1 or "one value" in lengths.values():
             raise DataError(f"the columns given differ in their number of rows: {lengths}", next_step=_FORMS)
         return GivenRows(columns, next(iter(map(len, columns.values())), 0))
     if isinstance(given, Sequence) and all(isinstance(row, Mapping) for row in given):
@@ -77,9 +66,7 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
     raise DataError(f"rows cannot be given as {type(given).__name__}", next_step=_FORMS)
 
 
-_FORMS = (
-    "give a pandas DataFrame, an Arrow table, a dict of columns, a list of dicts, one dict, or JSON of one of the last three"
-)
+_FORMS = "give a pandas DataFrame, an Arrow table, a dict of columns, or a list with a dict for each row"
 
 
 def _refuse_twice(names: Sequence[str]) -> None:
@@ -88,29 +75,6 @@ def _refuse_twice(names: Sequence[str]) -> None:
         raise DataError(
             f"the rows given have two columns {twice!r}", next_step=f"give one column {twice!r}, the one that the source has"
         )
-
-
-def _is_one_row(columns: Mapping[str, Any], schema: pa.Schema) -> bool:
-    known = {field.name: field.type for field in schema if field.name in columns}
-    # A column of single values decides at once; where all are lists, a list of lists (or an array of two axes) is a column.
-    for name, kind in sorted(known.items(), key=lambda item: _depth(item[1])):
-        return _nesting(columns[name]) <= _depth(kind)
-    return bool(columns) and not any(_is_listed(values) for values in columns.values())
-
-
-def _depth(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return len(kind.shape)
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return 1 + _depth(kind.value_type) if lists else 0
-
-
-def _nesting(values: Any) -> int:
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return values.ndim
-    if not _is_listed(values):
-        return 0
-    return 1 + max((_nesting(value) for value in list(values)[:8]), default=0)
 
 
 def _is_listed(values: Any) -> bool:

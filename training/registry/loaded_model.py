@@ -20,21 +20,14 @@ from penstock.ingest.columns.arrays import column_view, contiguous
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import counted
+from penstock.messages import capped, counted, did_you_mean
 from penstock.storage import Storage
-from penstock.training.model import ModelSpec, load_model, read_spec
-from penstock.training.registry.answer import (
-    answer_arrays,
-    answer_columns,
-    answer_table,
-    arrow_answer,
-    asked_for,
-    prediction_columns,
-)
+from penstock.training.evaluation.metrics import label_kind, prepare_predictions
+from penstock.training.model import ClassScores, ModelSpec, load_model, read_spec
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
-__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "form_of"]
+__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "answer_arrays", "answer_columns", "form_of"]
 
 
 MODEL_FILE = "model.json"
@@ -130,8 +123,8 @@ class LoadedModel:
         the same hardware its predictions then equal those of `evaluate` to the bit, if the same rows come in the same order.
 
         Args:
-            rows: raw rows, as the source has them: a DataFrame, an Arrow table, a dict of columns, a list of dicts, a dict of
-                one row, or JSON text of the last three. Whatever stands in the label's column is not looked at.
+            rows: raw rows, as the source has them: a DataFrame, an Arrow table, a dict of columns, or a list of dicts. Values
+                in the label's column are not read.
             columns: which columns to answer with: those of the answer, and columns of `rows`. All of the answer's by default.
             on_error: `report` answers every row, with a column `error` that is None where all went well.
 
@@ -144,15 +137,15 @@ class LoadedModel:
         """
         if on_error not in ("raise", "report"):
             raise DataError(f"on_error is {on_error!r}", next_step="set it to raise or report")
-        given = given_rows(rows, self.inputs)
+        given = given_rows(rows)
         features, scored, problems, _ = self._features(given)
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
         arrays = self._arrays(features, self._batch_rows)
-        empty: dict[str, Any] = {name: [] for name in prediction_columns(self.schema)}
+        empty: dict[str, Any] = {name: [] for name in _prediction_columns(self.schema)}
         answered = empty if arrays is None else answer_columns(arrays, self.schema)
-        table = answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
-        return asked_for(table, columns, list(given.columns), lambda name: given.of(name, np.arange(given.num_rows)))
+        table = _answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
+        return _selected(table, columns, list(given.columns), lambda name: given.of(name, np.arange(given.num_rows)))
 
     def score(self, rows: pa.Table) -> ScoredRows:
         """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
@@ -162,9 +155,9 @@ class LoadedModel:
         Raises:
             DataError: a column is missing, or the model cannot predict.
         """
-        features, scored, problems, unseen = self._features(given_rows(rows, self.inputs))
+        features, scored, problems, unseen = self._features(given_rows(rows))
         arrays = self._arrays(features, self._many_rows(features))
-        return ScoredRows(pa.table({}) if arrays is None else arrow_answer(arrays, self.schema), scored, problems, unseen)
+        return ScoredRows(pa.table({}) if arrays is None else _arrow_answer(arrays, self.schema), scored, problems, unseen)
 
     def _features(self, given: GivenRows) -> PreparedRows:
         """Prepare the features of the rows that can be used."""
@@ -226,3 +219,104 @@ def _refusal(problems: Mapping[int, str], num_rows: int) -> DataError:
         return DataError(lines[0], next_step=advice)
     shown = lines[:SHOWN_PROBLEMS] + ([f"and {len(lines) - SHOWN_PROBLEMS} more"] if len(lines) > SHOWN_PROBLEMS else [])
     return DataError(f"{len(lines)} of {counted(num_rows, 'row')} cannot be scored", problems=shown, next_step=advice)
+
+
+def _prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
+    """Columns of an answer, without `error`."""
+    return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
+
+
+def answer_arrays(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, np.ndarray]:
+    """What a model's `predict` returned, as arrays with rows first.
+
+    Returns:
+        For classes `prediction` (int64, the class's index), `probability` (float64, of that class) and `probabilities`
+        (float64 [rows, classes]); else `prediction`: a number, or without a label an array [rows, *shape].
+    """
+    kind = label_kind(schema)
+    if kind != "classification":
+        values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
+        return {"prediction": (values.float() if values.is_floating_point() else values).numpy()}
+    probabilities = prepare_predictions(output, schema, predicts)
+    return {
+        "prediction": probabilities.argmax(dim=1).numpy(),
+        "probability": probabilities.max(dim=1).values.double().numpy(),
+        "probabilities": probabilities.double().numpy(),
+    }
+
+
+def answer_columns(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> dict[str, Any]:
+    """The arrays as columns of a DataFrame: a class by its name where it has one, `probabilities` as a list per row."""
+    columns: dict[str, Any] = dict(arrays)
+    if "probabilities" in columns:
+        columns["probabilities"] = arrays["probabilities"].tolist()
+    if schema.classes is not None and "probability" in columns:
+        columns["prediction"] = [schema.classes[index] for index in arrays["prediction"].tolist()]
+    return columns
+
+
+def _arrow_answer(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> pa.Table:
+    """The arrays as an Arrow table: a class by its name where it has one, arrays of several axes as lists."""
+    columns = {name: _nested(values) for name, values in arrays.items()}
+    if schema.classes is not None and "probability" in columns:
+        columns["prediction"] = pa.array(schema.classes, pa.string()).take(columns["prediction"])
+    return pa.table(columns)
+
+
+def _nested(values: np.ndarray) -> pa.Array:
+    made = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        lists = int(np.prod(values.shape[:axis]))
+        made = pa.ListArray.from_arrays(pa.array(np.arange(lists + 1, dtype=np.int32) * values.shape[axis]), made)
+    return made
+
+
+def _answer_table(
+    answered: Mapping[str, Any], rows: np.ndarray, num_rows: int, problems: Mapping[int, str], *, report: bool
+) -> pd.DataFrame:
+    """The answer to all rows, in the order they were given.
+
+    Args:
+        answered: columns of the rows that were scored; arrays of more than one axis become cells.
+        rows: int64, which of the given rows those are.
+        problems: by row, why the others were not.
+        report: whether there is a column `error`.
+    """
+    cells = {
+        name: list(values) if isinstance(values, np.ndarray) and values.ndim > 1 else values
+        for name, values in answered.items()
+    }
+    table = pd.DataFrame(cells, index=rows)
+    if report:
+        # By one type whether a row failed or not; integers would else become floats.
+        whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
+        table = table.astype(whole).reindex(range(num_rows))
+        table["error"] = pd.Series([problems.get(row) for row in range(num_rows)], dtype=object)
+    return table
+
+
+def _selected(
+    table: pd.DataFrame, columns: Sequence[str] | None, given: Sequence[str], values_of: Callable[[str], Any]
+) -> pd.DataFrame:
+    """The columns asked for in their order; those of the answer, else those given.
+
+    Raises:
+        DataError: there is no such column, or `columns` is one name and not a list.
+    """
+    if columns is None:
+        return table
+    if isinstance(columns, str):
+        raise DataError(f"columns is {columns!r}, which is not a list of names", next_step=f"give columns=[{columns!r}]")
+    found = {}
+    for name in columns:
+        if name in table.columns:
+            found[name] = table[name]
+        elif name in given:
+            found[name] = values_of(name)
+        else:
+            known = [*table.columns, *given]
+            raise DataError(
+                f"columns: there is no column {name!r}{did_you_mean(name, known)}",
+                next_step=f"choose from {', '.join(capped(known))}",
+            )
+    return pd.DataFrame(found, index=table.index)

@@ -1,18 +1,22 @@
-"""How is MLflow's registry reached? A light door: what logs models brings pandas and scipy, and most commands log none."""
+"""How is MLflow's registry reached? What logs models is imported when a model is logged: it brings pandas and scipy."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from penstock.errors import SpecError
 from penstock.redact import redact_text
-from penstock.training.registry.aliases import aliases_of, give_alias, roll_back, rolled_back
-from penstock.training.registry.registry import Registered, TrainedVersion
+from penstock.training.registry.registry import PREVIOUS, WEIGHTS_TAG, Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import open_client, patiently
 from penstock.training.tracking.mlflow_store import mlflow_uri
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
-from penstock.training.tracking.mlflow_versions import version_exists, version_of_alias
+from penstock.training.tracking.mlflow_versions import tags_behind, version_exists, version_of_alias
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -22,31 +26,34 @@ __all__ = ["MLFLOW", "MlflowRegistry"]
 
 
 class MlflowRegistry:
-    """See `penstock.training.registry.registry.ModelRegistry`."""
+    """See `ModelRegistry`, `KeepsAliases` and `GivesWeights` in `penstock.training.registry.registry`."""
 
     libraries = ("mlflow",)
 
     def default_uri(self, state_dir: Path) -> str:
-        """That of the tracker: MLFLOW_TRACKING_URI, else a database below `state_dir`."""
+        """Return the tracker's: MLFLOW_TRACKING_URI, else a database below `state_dir`."""
         return mlflow_uri(state_dir)
 
     def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
-        """Log the model to the tracker's run, or where the tracker is not MLflow's, to a run of its name; then register it."""
+        """Log the model to the tracker's run, or if the tracker is not MLflow's, to a run of its name; then register it."""
         from penstock.training.registry.register import register_model
 
         if isinstance(tracker, MlflowTracker):
-            return register_model(tracker, trained)
-        own = MlflowTracker.open(uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2)
-        try:
-            registered = register_model(own, trained)
-        except BaseException:
-            own.close("FAILED")
-            raise
-        own.close("FINISHED")
+            registered = register_model(tracker, trained)
+        else:
+            own = MlflowTracker.open(uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2)
+            try:
+                registered = register_model(own, trained)
+            except BaseException:
+                own.close("FAILED")
+                raise
+            own.close("FINISHED")
+        if trained.alias is not None:
+            self.give_alias(uri, trained.name, trained.alias, registered.version)
         return registered
 
     def missing(self, uri: str, registered: Mapping[str, Any]) -> str | None:
-        """By the run, not by the address: the store may have moved with its folder, and a server may have another name now."""
+        """Look by the run, not by the address: the store may have moved with its folder, and a server may be renamed."""
         if version_exists(uri, registered["name"], registered["version"], registered["run_id"]):
             return None
         here = redact_text(uri)
@@ -55,33 +62,54 @@ class MlflowRegistry:
         return f"version {registered['version']} of model {registered['name']} is no longer in the registry"
 
     def aliases(self, uri: str, name: str) -> dict[str, str]:
-        """By the registered model, so that a model without the alias and a server that is away are two cases."""
-        return aliases_of(open_client(uri), name, for_s=10)
+        """See `KeepsAliases`. A server that is away is retried for 10 s."""
+        return _aliases(open_client(uri), name, for_s=10)
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
         """See `KeepsAliases`."""
-        give_alias(open_client(uri), name, alias, version)
+        _give_alias(open_client(uri), name, alias, version)
 
     def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
         """See `KeepsAliases`."""
         client = open_client(uri)
-
-        def write() -> None:
-            for key, value in tags.items():
-                client.set_model_version_tag(name, version, key, value)
-
-        patiently("tag the version", write)
+        for key, value in tags.items():
+            _tag(client, name, version, key, value)
 
     def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
-        """By a tag of the version that lost the alias."""
-        return rolled_back(open_client(uri), name, alias, weights_digest)
+        """See `KeepsAliases`; found by a tag of the version that lost the alias."""
+        client, tag = open_client(uri), _lost_tag(alias)
+
+        def search() -> str | None:
+            lost = [version for version in client.search_model_versions(f"name = '{name}'") if tag in version.tags]
+            same = (version for version in lost if tags_behind(client, version).get(WEIGHTS_TAG) == weights_digest)
+            return next((version.tags[tag] for version in same), None)
+
+        return patiently("search the registry", search)
 
     def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
-        """See `KeepsAliases`."""
-        return roll_back(open_client(uri), name, alias)
+        """See `KeepsAliases`. A process killed between any two of the writes can do all of them again."""
+        client = open_client(uri)
+        held = _aliases(client, name)
+        holder, before = held.get(alias), held.get(PREVIOUS)
+        if holder is not None and holder == before:
+            # A rollback was killed between its writes: both aliases are at the version that was to lose the first.
+            before = client.get_model_version(name, holder).tags.get(_receiver_tag(alias))
+        if holder is None or before is None:
+            held_by = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
+            raise SpecError(
+                f"model {name!r} has nothing to roll alias {alias!r} back to: {held_by or 'no version of it has an alias'}",
+                next_step=f"set the alias {PREVIOUS!r} by hand in MLflow, which a version that loses {alias!r} gets",
+            )
+        _tag(client, name, holder, _receiver_tag(alias), before)
+        _tag(client, name, holder, _lost_tag(alias), dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+        _untag(client, name, before, _lost_tag(alias))
+        _untag(client, name, before, _receiver_tag(alias))
+        _give_alias(client, name, alias, before)
+        _untag(client, name, holder, _receiver_tag(alias))
+        return before, holder
 
     def load(self, uri: str, name: str, version: str) -> Any:
-        """Downloaded first, where the artifacts lie elsewhere."""
+        """See `KeepsAliases`; downloads the files first if they lie elsewhere."""
         from penstock.training.registry.load import load_model
 
         return load_model(f"models:/{name}/{version}", uri)
@@ -93,8 +121,48 @@ class MlflowRegistry:
         return registered_weights(model, uri)
 
     def aliased(self, uri: str, name: str, alias: str) -> str | None:
-        """Looked up at the server or in the database."""
+        """Return the version that has the alias, looked up at the server or in the database."""
         return version_of_alias(uri, name, alias)
+
+
+def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:
+    def look_up() -> dict[str, str]:
+        try:
+            return {alias: str(version) for alias, version in client.get_registered_model(name).aliases.items()}
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return {}
+            raise
+
+    return patiently(f"look up the aliases of {name!r}", look_up, for_s=for_s)
+
+
+def _give_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    holder = _aliases(client, name).get(alias)
+    if holder == version:
+        return
+    if holder is not None:
+        patiently(f"set alias {PREVIOUS!r}", lambda: client.set_registered_model_alias(name, PREVIOUS, holder))
+    patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, version))
+
+
+def _tag(client: MlflowClient, name: str, version: str, tag: str, value: str) -> None:
+    patiently("tag the version", lambda: client.set_model_version_tag(name, version, tag, value))
+
+
+def _untag(client: MlflowClient, name: str, version: str, tag: str) -> None:
+    if tag in client.get_model_version(name, version).tags:
+        patiently("untag the version", lambda: client.delete_model_version_tag(name, version, tag))
+
+
+def _receiver_tag(alias: str) -> str:
+    """Name the tag of a version that is about to lose the alias: its value is the version that gets it."""
+    return f"penstock.rolling_back.{alias}"
+
+
+def _lost_tag(alias: str) -> str:
+    """Name the tag of a version that lost the alias by a rollback: its value is the time."""
+    return f"penstock.rolled_back.{alias}"
 
 
 MLFLOW = MlflowRegistry()

@@ -15,24 +15,27 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import mlflow.pyfunc
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
+from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
+from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
+from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.images import holds_images
 from penstock.installed import PACKAGE_DIR
 from penstock.training.model import ModelSpec
-from penstock.training.registry.aliases import give_alias
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel, form_of
+from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.registry.signature import model_signature
 from penstock.training.tracking.mlflow_backend import fit_key, patiently
 from penstock.training.tracking.mlflow_store import TRAINING_VIEW
 from penstock.training.tracking.mlflow_tracker import MlflowTracker, short_digest
@@ -72,7 +75,7 @@ _READABLE_TAGS = ("penstock.run",)
 
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
-    """Log the model to the tracker's run, register it, set the alias. A second call with the same key gives the same version.
+    """Log the model to the tracker's run and register it. A second call with the same key gives the same version.
 
     At most 1 MB of the example is kept. Files are linked, not copied, where their disk allows.
 
@@ -80,7 +83,7 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
         ServiceError: MLflow does not answer for two minutes, or refuses.
         TrainingError: the model cannot predict the example rows.
     """
-    name, alias, key = trained.name, trained.alias, trained.key
+    name, key = trained.name, trained.key
     client = tracker.client
     all_tags = {**trained.tags, KEY_TAG: key}
     version = patiently("search the registry", lambda: find_version(client, name, key, tracker.run_id))
@@ -92,13 +95,11 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
         logged = found
         version = patiently("register the model", lambda: _create_version(client, trained, logged, tracker.run_id))
     number = str(version.version)
-    if alias is not None:
-        give_alias(client, name, alias, number)
     uri = f"models:/{name}/{number}"
     model_id = str(model_behind(version))
     patiently("describe the model", lambda: _describe_model(client, trained, version, model_id))
     patiently("link the metrics", lambda: _link_metrics(client, trained, tracker.run_id, model_id))
-    return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
+    return Registered(name=name, version=number, uri=uri, alias=trained.alias, model_id=model_id, run_id=tracker.run_id)
 
 
 def _find_model(client: MlflowClient, tracker: MlflowTracker, key: str) -> LoggedModel | None:
@@ -196,7 +197,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             python_model=str(entry),
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=model_signature(form_of(model), answer),
+            signature=_signature(form_of(model), answer),
             input_example=rows,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
@@ -264,3 +265,65 @@ def _requirements(model: ModelSpec) -> list[str]:
 def _portable(model: ModelSpec) -> ModelSpec:
     """Leave out the folder that the code came from, which has no meaning on another machine."""
     return model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})
+
+
+def _signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
+    """Describe a model's inputs and outputs: the source's columns with their types, and the answer's.
+
+    MLflow compares types strictly: it refuses a null in an integer column, and times with a zone. Such columns are declared
+    without a type; the model's own check of the rows names what does not fit.
+
+    Args:
+        answer: to the input example; None where the model cannot predict.
+    """
+    inputs: list[Any] = []
+    for field in form.arrow_schema:
+        if field.name != form.label:
+            kind = _any_type(field.type, null=field.name in form.nullable)
+            inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
+    params = ParamSchema(
+        [ParamSpec("columns", DataType.string, [], shape=(-1,)), ParamSpec("on_error", DataType.string, "raise")]
+    )
+    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), params)
+
+
+def _any_type(kind: pa.DataType, *, null: bool) -> Any:
+    if null and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return AnyType()
+    return _type(kind)
+
+
+def _type(kind: pa.DataType) -> Any:
+    if pa.types.is_boolean(kind):
+        return DataType.boolean
+    if pa.types.is_integer(kind):
+        return DataType.long
+    if pa.types.is_floating(kind):
+        return DataType.double
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return DataType.string
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
+        return DataType.binary
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return DataType.datetime
+    if is_list(kind):
+        return Array(_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return Object([Property(field.name, _type(field.type), required=False) for field in kind])
+    return AnyType()
+
+
+def _outputs(answer: pd.DataFrame) -> Schema:
+    return Schema([ColSpec(_cells(answer[name]), name) for name in answer.columns])
+
+
+def _cells(values: pd.Series) -> Any:
+    first = values.iloc[0] if len(values) else None
+    if isinstance(first, list | np.ndarray):
+        kind: Any = DataType.double if isinstance(first, list) else DataType.float
+        for _ in range(np.ndim(first)):
+            kind = Array(kind)
+        return kind
+    if pd.api.types.is_integer_dtype(values.dtype):
+        return DataType.long
+    return DataType.string if values.dtype == object or isinstance(values.dtype, pd.StringDtype) else DataType.double

@@ -11,14 +11,16 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from penstock.config import Section
-from penstock.training.model import ModelSpec
-from penstock.training.tracking.tracker import Tracker
+from penstock.plugins import Plugins
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a pipeline file is read without loading torch
     from penstock.training.checkpoint.start_from import StartWeights
+    from penstock.training.model import ModelSpec
+    from penstock.training.tracking.tracker import Tracker
 
 __all__ = [
     "PREVIOUS",
+    "REGISTRIES",
     "WEIGHTS_TAG",
     "GivesWeights",
     "KeepsAliases",
@@ -122,6 +124,15 @@ class ModelRegistry(Protocol):
             registered: a `Registered` as JSON, and as `tracking_uri` where it was registered, without secrets.
         """
         ...
+
+
+REGISTRIES: Plugins[ModelRegistry] = Plugins(
+    "model registry",
+    "penstock.registries",
+    {"mlflow": "penstock.training.registry.mlflow_registry:MLFLOW"},
+    needs=("libraries", "default_uri", "register", "missing"),
+)
+"""By the name that `tracking.registry` gives."""
 
 
 @runtime_checkable

@@ -20,8 +20,7 @@ from penstock.lease import hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, run_leases
 from penstock.temporary import own_folder, user_folder
-from penstock.training.registry.registries import REGISTRIES
-from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases
+from penstock.training.registry.registry import REGISTRIES, WEIGHTS_TAG, KeepsAliases
 from penstock.training.tracking.mlflow_backend import connect
 from tests.tasks.retention.recorded_nights import nights
 

@@ -85,7 +85,7 @@ def test_a_row_is_answered_alone_as_it_is_among_others_and_beside_bad_ones(model
     spoilt = [{**row, "weight": None} if number % 2 else row for number, row in enumerate(rows)]
     beside = model.predict(spoilt, on_error="report")
     for number, row in enumerate(rows):
-        alone = model.predict(row)
+        alone = model.predict([row])
         for found in (together, beside) if number % 2 == 0 else (together,):
             assert found["prediction"][number] == alone["prediction"][0]
             # A batch of another size may round otherwise in the last bits.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ class Made:
         self.raw = RawRows(RawForm.model_validate_json(form.model_dump_json()), self.manifest.feed_schema)
 
     def table(self, given: Any) -> tuple[pa.Table, dict[int, str]]:
-        return raw_table(given_rows(given, self.raw.schema), self.raw.schema, self.raw.form.unneeded)
+        return raw_table(given_rows(given), self.raw.schema, self.raw.form.unneeded)
 
 
 @pytest.fixture(scope="module", params=SOURCES)
@@ -192,7 +191,7 @@ def test_rows_may_be_given_in_any_form(made: Made) -> None:
         table, problems = made.table(given)
         assert not problems
         assert contents(made.raw.prepare(table).table) == expected
-    one, _ = made.table(listed[3])
+    one, _ = made.table(listed[3:4])
     assert contents(made.raw.prepare(one).table) == {name: values[3:4] for name, values in expected.items()}
 
 
@@ -202,7 +201,7 @@ def test_a_row_comes_as_json_with_bytes_in_base64(tmp_path_factory: pytest.TempP
 
     row = {"image": base64.b64encode(made.test.column("image")[0].as_py()).decode()}
     expected = contents(made.raw.prepare(made.table(made.test.slice(0, 1))[0]).table)
-    assert contents(made.raw.prepare(made.table(json.dumps(row))[0]).table) == expected
+    assert contents(made.raw.prepare(made.table([row])[0]).table) == expected
     assert made.raw.form.unneeded == ("label", "path")
 
 
@@ -243,7 +242,8 @@ def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Pa
     [
         ([{"age": 1, "heigth": 2.0, "town": "Ulm", "weight": 1}], "no column 'height'.*did you mean 'heigth'"),
         ({"age": [1, 2], "height": [1.0]}, "differ in their number of rows"),
-        ("{", "text that is not JSON"),
+        ({"age": 1, "height": 1.0}, "differ in their number of rows: .*one value"),
+        ("{}", "cannot be given as str"),
         (7, "cannot be given as int"),
         (pd.DataFrame([[1, 2, "Ulm", 1, 3]], columns=["age", "height", "town", "weight", "age"]), "have two columns 'age'"),
         (pa.table([[1], [2]], names=["age", "age"]), "have two columns 'age'"),
@@ -286,7 +286,7 @@ NOON = dt.datetime(2026, 1, 1, 12)
 def test_a_time_is_no_number_and_a_number_neither_a_time_nor_true(kind: pa.DataType, value: Any, as_arrow: bool) -> None:
     schema = pa.schema([("x", kind)])
     given = pa.table({"x": pa.array([value, None])}) if as_arrow else {"x": [value, None]}
-    table, problems = raw_table(given_rows(given, schema), schema, ())
+    table, problems = raw_table(given_rows(given), schema, ())
     assert table["x"].to_pylist() == [None, None]
     assert problems[0].startswith("row 0: column 'x' holds ") and problems[0].endswith(f", which does not read as {kind}")
 
@@ -294,7 +294,7 @@ def test_a_time_is_no_number_and_a_number_neither_a_time_nor_true(kind: pa.DataT
 def test_truth_comes_as_a_number_or_a_word() -> None:
     schema = pa.schema([("x", pa.bool_())])
     for given in ([1, 0, None], [1.0, 0.0, None], ["true", "False", None], pa.array([1, 0, None])):
-        table, problems = raw_table(given_rows({"x": given}, schema), schema, ())
+        table, problems = raw_table(given_rows({"x": given}), schema, ())
         assert not problems and table["x"].to_pylist() == [True, False, None]
 
 

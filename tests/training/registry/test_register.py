@@ -30,7 +30,6 @@ from penstock.training.model import ModelSpec
 from penstock.training.registry import register
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.register import register_model
 from penstock.training.registry.registry import WEIGHTS_TAG, Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
@@ -123,7 +122,7 @@ def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None)
     try:
         tracker.log_metrics({"test/accuracy": 0.5}, 7)
         tracker.drain()
-        return register_model(tracker, TrainedVersion(**arguments))
+        return MLFLOW.register(uri, TrainedVersion(**arguments), tracker)
     finally:
         tracker.close("FINISHED")
 
@@ -300,7 +299,7 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
     tracker = MlflowTracker.open(uri, "demo", "run")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(MlflowClient, moment, dying)
-        register_model(tracker, TrainedVersion(**arguments))
+        MLFLOW.register(uri, TrainedVersion(**arguments), tracker)
     tracker.close("KILLED")
     again = run_register(uri, arguments, tracker.run_id)
     client = MlflowClient(uri)
