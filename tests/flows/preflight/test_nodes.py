@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import ServiceError
 from penstock.flows.preflight import nodes
 from penstock.flows.preflight.nodes import NodeNeeds, check_node, check_nodes, installed_versions
+from penstock.flows.servers.services import ray_cluster
 from penstock.storage import Storage
 from penstock.stores import store_problem
 
@@ -99,3 +100,12 @@ def test_token_that_cannot_be_deleted_stops_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(nodes, "_working_nodes", dict)
     assert check_nodes(Undeletable(str(tmp_path)), {}) == []
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["token"]
+
+
+def test_each_node_of_a_cluster_is_checked(tmp_path: Path) -> None:
+    with ray_cluster(tmp_path / "state"):
+        storage = Storage(str(tmp_path / "shared"))
+        assert check_nodes(storage, installed_versions()) == []
+        (problem,) = check_nodes(storage, {"pyarrow": "1.0.0"})
+    assert problem.names.startswith(socket.gethostname()) and problem.what.endswith("here it is 1.0.0")
+    assert list((tmp_path / "shared").iterdir()) == []
