@@ -102,7 +102,6 @@ class Project:
             lambda: self.recipe,
             lambda: self.transforms,
             lambda: self.callbacks,
-            lambda: self.data_config,
             *more,
         ]
         problems: list[PenstockError] = []
@@ -209,12 +208,6 @@ class Project:
         return codes
 
     @cached_property
-    def data_config(self) -> UserCode | None:
-        """What `train.datasets` names, where it is code. Raises SpecError if it cannot be found."""
-        named = self.spec.train.datasets
-        return self._capture(named) if isinstance(named, str) else None
-
-    @cached_property
     def start_from(self) -> StartWeights | None:
         """What `train.start_from` names. Raises SpecError if it is not there, ServiceError if the registry does not answer."""
         name = self.spec.train.start_from
@@ -242,5 +235,5 @@ class Project:
     @property
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
-        theirs = (self.data_config, *(each.code for each in self.callbacks))
-        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))
+        theirs = (each.code for each in self.callbacks if each.code is not None)
+        return (self.recipe, *self.transforms.values(), *theirs)

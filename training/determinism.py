@@ -1,7 +1,6 @@
-"""When does torch take only algorithms that give the same bits every time? While a worker trains, but for what counts.
+"""Torch's deterministic mode: on while a worker trains, off while metrics count.
 
-The mode is one setting for the whole process, and batches are augmented in a thread of their own: who augments and who leaves
-the mode take turns.
+The mode is a setting of the whole process, and batches are augmented in another thread: a lock keeps the two apart.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ P = ParamSpec("P")
 
 T = TypeVar("T")
 
-_TURN = threading.Lock()
+_LOCK = threading.Lock()
 
 
 def make_deterministic(cpus: float) -> None:
-    """Ask every library for the same result every time; the number of threads decides how sums on a CPU are cut."""
-    # Read by cuBLAS when it is first used: without it its results may differ from run to run.
+    """Set deterministic mode and the number of threads, which decides the order of sums on a CPU."""
+    # For cuBLAS, before its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(max(1, int(cpus)))
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -35,24 +34,24 @@ def make_deterministic(cpus: float) -> None:
 
 
 def in_deterministic_mode(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, which never runs while `any_algorithm` does."""
+    """Wrap `function` so that it never runs during `any_algorithm`."""
 
     @functools.wraps(function)
-    def turn(*args: P.args, **options: P.kwargs) -> T:
-        with _TURN:
+    def locked(*args: P.args, **options: P.kwargs) -> T:
+        with _LOCK:
             return function(*args, **options)
 
-    return turn
+    return locked
 
 
 @contextmanager
 def any_algorithm() -> Iterator[None]:
-    """Leave the mode for a while, if it is on. For what comes out the same without it."""
+    """Leave the mode for the block, for operations whose results are the same without it."""
     if not torch.are_deterministic_algorithms_enabled():
         yield
         return
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    with _TURN:
+    with _LOCK:
         torch.use_deterministic_algorithms(False)
         try:
             yield

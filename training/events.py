@@ -61,14 +61,14 @@ class TrainProgress(Section):
 
 
 class CheckpointCommitted(Section):
-    """A checkpoint's manifest is in place: from now on a kill loses nothing before `step`."""
+    """A checkpoint is committed: from now on a kill loses nothing before `step`."""
 
     name: str
     step: int
 
 
 class Saving(Section):
-    """Rank 0 has copied the state of `step` and is writing it; large models take a while from here to `CheckpointCommitted`."""
+    """Rank 0 has copied the state of `step` and is writing it, until `CheckpointCommitted`."""
 
     step: int
 
@@ -98,26 +98,26 @@ class WorkerStarted(Section):
 
 
 class WorkersStarting(Section):
-    """CPUs and GPUs for a worker group are asked for: at the start, and after workers were lost."""
+    """CPUs and GPUs are requested for a worker group, at the start or after a loss."""
 
 
 class WorkersLost(Section):
-    """Ray has given up workers, and all of them are started again."""
+    """Ray has lost workers, and all are restarted."""
 
     ranks: tuple[int, ...]
     restart: int
     who: str = ""
-    """The ranks that ended without an error of their own, and their processes, for a message."""
+    """The ranks that ended without an error, and their processes, for a message."""
 
 
 class Notice(Section):
-    """Something worth a line: where it trains, why it ends early, or what is known while no step is done."""
+    """A line of information, such as the device, or why training ends early."""
 
     message: str
 
 
 class Warned(Section):
-    """Something a user should know that does not stop training."""
+    """A warning that does not stop training."""
 
     message: str
 
@@ -126,26 +126,26 @@ class Stalled(Section):
     """No step was done for `train.stall_s`. Made by the driver."""
 
     message: str
-    """Where every rank is."""
+    """The line of Python of every rank."""
     blamed: str
-    """The same of the ranks that do not wait for others; empty where all do."""
+    """The same of the ranks that do not wait for others; empty if all do."""
 
 
 class Printed(Section):
-    """Lines that user code has printed, warned or logged on a rank."""
+    """Printed, warned and logged lines of user code on a rank."""
 
     rank: int
     lines: tuple[str, ...]
 
 
 class Failure(Section):
-    """A rank is about to die from an exception. `error` is set where it is an error a user can act on."""
+    """A rank fails with an exception. `error` is set if a user can act on it."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     rank: int
     final: bool
-    """Whether a restart would only fail again, as with a bug in the recipe or a bad row."""
+    """Whether a restart would fail again, as with a bug in the recipe or a bad row."""
     text: str
     error: Exception | None = None
 
@@ -169,7 +169,7 @@ Event = (
 )
 
 Handlers = Mapping[type[Any], Callable[[Any], object]]
-"""What a subscriber does about an event, by the event's type."""
+"""Handlers of a subscriber, by the type of the event."""
 
 
 def publish(events: Sequence[Event], *subscribers: Handlers) -> None:

@@ -1,4 +1,4 @@
-"""What does a worker group need to know to train? Plain data that pickles, made by the driver."""
+"""Which data does a worker group train from? Plain data that pickles, made by the driver."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "CallbackCode", "FeedOpener", "TrainJ
 
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
-"""(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
+"""(job, split, rank, world size) -> feed. Picklable; called in the workers at every start."""
 
 RECIPE_CODE, RECIPE_PARAMS = "the recipe's code", "train.params"
 """Names among a checkpoint's settings."""
 
 _MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
-"""Settings whose effect on the bits is read from what was really used, not from the spec."""
+"""Settings whose effect on the bits is measured, not read from the spec."""
 
 
 @dataclass(frozen=True)
 class CallbackCode:
-    """One entry of `train.callbacks`, as a worker gets it. Picklable.
+    """One entry of `train.callbacks`. Picklable.
 
     Attributes:
         name: of a built-in callback, of a package's, or `file.py:Name`.
@@ -61,8 +61,7 @@ class TrainJob:
         identity: values that must be equal in a checkpoint to continue from it.
         record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
-        callbacks: what `train.callbacks` names.
-        data_config: the code that `train.datasets` names.
+        callbacks: of `train.callbacks`.
     """
 
     run_storage: Storage
@@ -78,7 +77,6 @@ class TrainJob:
     record_rows: bool = False
     open_feeds: FeedOpener | None = None
     callbacks: tuple[CallbackCode, ...] = ()
-    data_config: UserCode | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,13 +85,11 @@ class TrainJob:
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
         theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
-        if self.data_config is not None:
-            theirs[f"code of {self.data_config.target}"] = {**self.data_config.reached, **self.data_config.versions}
         return {**settings, **theirs, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole training; None where only the rows' lengths could tell."""
+        """Optimizer steps of the whole training; None if they depend on the rows' lengths."""
         if self.order.by_length is not None and self.order.by_length.batch_entries is not None:
             return self.spec.max_steps
         rows = FeedShare(self.spec.batch_rows, last=self.spec.last_batch).positions(self.order.epoch_rows)
@@ -103,7 +99,7 @@ class TrainJob:
 
 
 class TrainOutcome(Section):
-    """What came of one attempt."""
+    """The result of one attempt."""
 
     status: Literal["finished", "interrupted"]
     step: int
@@ -113,14 +109,14 @@ class TrainOutcome(Section):
     """Name of the newest checkpoint; None only when a stop came before the first."""
     best_checkpoint: str | None = None
     model_step: int
-    """Optimizer steps behind the weights to register."""
+    """Optimizer steps of the weights to register."""
     weights_digest: str
-    """Of the weights to register: the best checkpoint's where `train.checkpoint.best` is set, else the newest one's."""
+    """Of the weights to register: the best checkpoint's if `train.checkpoint.best` is set, else the newest one's."""
     metrics: dict[str, float]
     """Measured on the weights to register."""
     exactness: str
     resumed_from_step: int | None = None
     restarts: int = 0
-    """Worker groups that died and were started again within the attempt."""
+    """Restarts of the worker group within the attempt."""
     warnings: list[str] = Field(default_factory=list)
     world_size: int

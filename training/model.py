@@ -1,7 +1,6 @@
-"""What is a trained model to what comes after training: evaluation, the register stage, and loading a registered version?
+"""How is a trained model loaded, evaluated and asked, whatever framework has trained it?
 
-A model is rebuilt from its files and a `ModelSpec`, by a function that its framework names. So it is measured by the same
-metrics and answers in the same form, whatever framework has trained it.
+It is rebuilt from its files and a `ModelSpec`, by a function of its framework.
 """
 
 from __future__ import annotations
@@ -41,29 +40,29 @@ ClassScores = Literal["logits", "probabilities"]
 
 
 SUM_TOLERANCE = 0.02
-"""How far from 1 probabilities may sum to: bfloat16 keeps three digits of each."""
+"""Tolerance of the sum of probabilities: bfloat16 has three digits."""
 
 
 def are_probabilities(scores: Tensor) -> bool:
-    """Whether every row of [rows, classes] may be a distribution. Rows with NaN are passed over."""
+    """Whether every row of [rows, classes] may be a distribution. Rows with NaN are ignored."""
     scores = scores.detach().float()
     wrong = (scores < 0).any(dim=1) | ((scores.sum(dim=1) - 1).abs() > SUM_TOLERANCE)
     return not bool(wrong.any())
 
 
 def own_device() -> torch.device:
-    """Where a model that this process loads is to be: on the GPU where there is one.
+    """Choose the device of a model that this process loads: the GPU if there is one.
 
-    Ray shows all GPUs of a node to work that has asked for none; there it is the CPU, as `train.gpus: 0` requires.
+    Ray shows all GPUs of a node to work without a GPU of its own; there it is the CPU, as `train.gpus: 0` requires.
     """
-    ray = sys.modules.get("ray")  # a program that loads a model need not have it
+    ray = sys.modules.get("ray")  # may not be installed
     if ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
         return torch.device("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Predicts(Protocol):
-    """What can be measured of a model? Asked before it is trained, too. The defaults are those of most frameworks."""
+    """How a model predicts, known before it is trained, too. The defaults fit most frameworks."""
 
     @property
     def can_predict(self) -> bool:
@@ -72,11 +71,11 @@ class Predicts(Protocol):
 
     @property
     def predicts(self) -> ClassScores:
-        """What the predictions of a classification are: logits, or probabilities, which get no softmax."""
+        """Kind of the predicted scores of classes: logits, or probabilities, which get no softmax."""
         return "logits"
 
     def metrics(self) -> dict[str, Any] | None:
-        """Torchmetrics of its own by name; None leaves the choice to the label's kind."""
+        """Make its own torchmetrics by name; None leaves the choice to the label's kind."""
         return None
 
     @property
@@ -85,7 +84,7 @@ class Predicts(Protocol):
         return False
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count one batch's predictions into its own metrics. Called if `can_measure` is true."""
+        """Update its own metrics with one batch's predictions. Called if `can_measure` is true."""
         return None
 
 
@@ -98,26 +97,26 @@ class TrainedModel(Predicts, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches have to be."""
+        """Device of the batches."""
         return torch.device("cpu")
 
     @abstractmethod
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """The mean loss over the batch's rows, a scalar."""
+        """Compute the mean loss over the batch's rows, a scalar."""
 
     def importance(self) -> dict[str, float]:
-        """How much each column counts for the predictions, as shares of 1 by name; empty where nothing is known of it."""
+        """Share of each column in the predictions, 1 in all, by name; empty if unknown."""
         return {}
 
     @abstractmethod
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].
+        """Predict, rows first: scores [rows, classes], or [rows] of two classes, of the kind `predicts`; values [rows].
 
         Args:
             rows: of the batch; a packed column's tensor is longer. The label is absent where a registered model answers.
 
         Raises:
-            TrainingError: the model predicts nothing, or nothing that is a tensor.
+            TrainingError: the model cannot predict, or does not return a tensor.
         """
 
 
@@ -125,7 +124,7 @@ class LearningModel(TrainedModel, Protocol):
     """A model that learns from one batch after the other, for `penstock.training.frameworks.in_process.InProcess`."""
 
     num_parameters: int = 0
-    """How many numbers are learned, for `penstock check`."""
+    """Number of trainable weights, for `penstock check`."""
 
     @abstractmethod
     def learn(self, batch: dict[str, Tensor]) -> float:
@@ -133,25 +132,25 @@ class LearningModel(TrainedModel, Protocol):
 
     @abstractmethod
     def files(self) -> Mapping[str, bytes]:
-        """All that has been learned, by file name: what the framework's loader and `start` read. Equal for equal weights."""
+        """Encode the learned state by file name, for the framework's loader. Equal weights give equal bytes."""
 
 
 class ModelSpec(Section):
-    """What a model is rebuilt from, besides its files. A registered model keeps it as `model.json`."""
+    """The description that a model is rebuilt from, with its files: `model.json` of a registered model."""
 
     version: Literal[1] = 1
     code: UserCode
-    """What `train.recipe` names."""
+    """The code of `train.recipe`."""
     params: dict[str, Any]
     feed_schema: FeedSchema
     loader: str
     """`module:function`, called with (this, storage rooted at the folder of the model's files) -> TrainedModel."""
     requires: dict[str, str] = Field(default_factory=dict)
-    """Distribution -> version, of what the loader needs besides penstock."""
+    """Distribution -> version that the loader needs besides penstock."""
     raw: dict[str, Any] | None = None
-    """What prepares raw rows (`penstock.training.registry.raw_rows.RawForm`); the framework's model takes prepared ones."""
+    """Preparation of raw rows (`penstock.training.registry.raw_rows.RawForm`); the framework's model takes prepared ones."""
     batch_rows: PositiveInt = 1024
-    """Rows it gets at once where it answers: as many as where it was measured, for other sizes may round otherwise."""
+    """Rows of a batch when it answers, as when it was evaluated: another size may round differently."""
 
 
 def read_spec(file: Path) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""What happens when a loss or a weight is not a number?"""
+"""Is a loss or a weight not a number?"""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["check_weights", "not_a_number"]
 
 
 def not_a_number(what: str) -> TrainingError:
-    """The error that ends training when `what` is not finite."""
+    """Make the error that ends training; `what` is not finite."""
     return TrainingError(
         f"{what}; nothing was saved after it",
         next_step="lower the learning rate (train.learning_rate, or where the recipe's own optimizer() sets it) or set "
-        "train.clip_norm, look at the values of the features, and run again: it continues from the checkpoint before, with "
-        "the new rate; train.on_nan: warn goes on regardless",
+        "train.clip_norm, check the values of the features, and run again: it continues from the checkpoint before, with "
+        "the new rate; train.on_nan: warn continues regardless",
     )
 
 
 def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
     """Raise that error if a weight after `step` steps is not a number."""
     numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
-    # A sum is what takes least to see one; float8 has none. inf - inf is NaN, too, so it is looked at twice.
+    # A sum finds one fastest; float8 has no sum. inf - inf is NaN, too, so suspects are checked again.
     total = sum(weight.sum().item() for weight in numbers.values() if weight.itemsize > 1)
     suspects = {name: weight for name, weight in numbers.items() if weight.itemsize == 1 or math.isnan(total)}
     bad = next((name for name, weight in suspects.items() if weight.isnan().any()), None)

@@ -1,4 +1,4 @@
-"""Which feed does a rank read?"""
+"""How does a rank open its feed of a split?"""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemoryFeeds:
 
 @dataclass(frozen=True)
 class StreamFeeds:
-    """Opens feeds that prepare their rows anew each epoch (`cache: none`)."""
+    """Opens feeds that prepare their rows in each epoch (`cache: none`)."""
 
     source: RowSource
 
@@ -84,5 +84,5 @@ def _last(job: TrainJob, split: Split) -> LastBatch:
 def _order(job: TrainJob, split: Split) -> Order:
     if split == "train":
         return job.order
-    # As stored, but for what a step may hold: what is too large to learn is too large to predict.
+    # As stored, within the size limit of a step: a batch too large to learn is too large to predict.
     return make_order(ShuffleSpec(mode="none", by_length=job.order.by_length), job.manifest.rows[split])

@@ -1,7 +1,7 @@
-"""Which values does user code chart besides the loss? `penstock.log`, and what `loss` returns in a dict.
+"""Which values does user code chart besides the loss? Those of `penstock.log`, and of the dict that `loss` returns.
 
-A value belongs to the step that runs while it is logged. It stays where it is, on a GPU too, until the ranks meet; then it is
-added up over the calls of the step and over the ranks.
+A value belongs to the step that runs while it is logged. It stays on its device until the ranks synchronize; then it is added
+up over the calls of the step and over the ranks.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
     """Chart a value of your own, from anywhere in user code: `penstock.log("kl", kl)`.
 
     In a step of training it becomes `train/kl`, in a validation `val/kl`, in the evaluation of a split `test/kl`; a name with a
-    slash stays as it is. It is not a collective: ranks may log different values. Outside of these it does nothing and warns
-    once, so that the same code runs in a notebook.
+    slash stays as it is. It is not a collective: ranks may log different values. Elsewhere it only warns once, so that the
+    same code runs in a notebook.
 
     Args:
-        value: a number, or a tensor with one; it is not waited for. A tensor on a GPU is read when the ranks meet next.
-        reduce: `mean` over all rows that are learned while it is logged (in `loss`), else over all calls of the step, of all
-            ranks; or their `sum`.
+        value: a number, or a tensor with one, which is read when the ranks synchronize.
+        reduce: `mean` over the rows (in `loss`) or calls of the step, of all ranks; or their `sum`.
 
     Raises:
-        TrainingError: the value is not one number, or the name is one of penstock's or none that a chart can have.
+        TrainingError: the value is not one number, or the name is reserved or malformed.
     """
     if _current is None:
         warnings.warn(
-            "penstock.log() is called outside of a training, so nothing is charted (warned once)",
+            "penstock.log() was called outside of training, so nothing is charted (warned once)",
             stacklevel=2,
             category=UserWarning,
         )
@@ -58,17 +57,13 @@ def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
 
 
 def record(name: str, value: Any) -> None:
-    """Chart a value as `log` does, but without a warning where nothing is charted: for penstock's own callbacks."""
+    """Chart a value of penstock's own callbacks: `log` without a warning."""
     if _current is not None:
         _current.add(name, value, "mean")
 
 
 def mlflow_warning(packages: Iterable[str]) -> str | None:
-    """A warning if user code imports MLflow, whose calls on a training worker do not reach the run.
-
-    Args:
-        packages: names of the packages that the code imports.
-    """
+    """Return a warning if user code imports MLflow, whose calls on a training worker do not reach the run."""
     if not any(name.startswith("mlflow") for name in packages):
         return None
     return (
@@ -78,14 +73,14 @@ def mlflow_warning(packages: Iterable[str]) -> str | None:
 
 
 def logged_rows(rows: int) -> None:
-    """Set how many rows the values count for that are logged from here on."""
+    """Set the number of rows that later values count for."""
     if _current is not None:
         _current.rows = rows
 
 
 @contextmanager
 def collecting(values: OwnValues) -> Iterator[OwnValues]:
-    """Collect what is logged in the block, in any thread of this process, instead of where it went before."""
+    """Collect the values logged in the block, in any thread of this process."""
     global _current
     before, _current = _current, values
     try:
@@ -95,40 +90,38 @@ def collecting(values: OwnValues) -> Iterator[OwnValues]:
 
 
 class OwnValues:
-    """What one rank has logged since the ranks met last.
+    """Values that one rank has logged since the ranks synchronized.
 
     Args:
-        group: the ranks that add up; None is this process alone.
+        group: the ranks to add up; None is this process alone.
         phase: in front of names without a slash: `train`, `val`, or a split.
     """
 
     def __init__(self, group: Group | None, phase: str) -> None:
         self.rows = 1
-        """How many rows a logged value counts for."""
+        """Rows that a logged value counts for."""
         self._group = group
         self._phase = phase
         self._lock = threading.Lock()
         self._steps: list[dict[str, list[Any]]] = [{}]
-        """For each step: name -> [sum of what was logged times its rows, the rows]."""
+        """For each step: name -> [sum of value times rows, rows]."""
         self._reduce: dict[str, Reduce] = {}
         self._agreed: dict[str, Reduce] = {}
 
     def add(self, name: str, value: Any, reduce: Reduce) -> None:
-        """Take a value; see `log`.
+        """Add a value; see `log`.
 
         Raises:
-            TrainingError: as `log`; or `name` was logged with another `reduce` before.
+            TrainingError: as of `log`, or `name` was logged with another `reduce` before.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("/"):
             raise TrainingError(
                 f"penstock.log({name!r}): a chart's name is letters, digits, spaces and any of _ - . / :",
-                next_step="give the value another name",
+                next_step="rename the value",
             )
         chart = name if "/" in name else f"{self._phase}/{name}"
         if chart in PENSTOCKS_OWN:
-            raise TrainingError(
-                f"penstock.log({name!r}): {chart} is penstock's own chart", next_step="give the value another name"
-            )
+            raise TrainingError(f"penstock.log({name!r}): {chart} is penstock's own chart", next_step="rename the value")
         if reduce not in ("mean", "sum") or self._reduce.get(chart, reduce) != reduce:
             known = self._reduce.get(chart)
             raise TrainingError(
@@ -140,7 +133,7 @@ class OwnValues:
         if getattr(number, "numel", lambda: 1)() != 1:
             raise TrainingError(
                 f"penstock.log({name!r}): a tensor of shape {list(number.shape)}; one number is charted",
-                next_step="log its mean, or each entry under a name of its own",
+                next_step="log its mean, or each entry under its own name",
             )
         try:
             number = number.reshape(()).double() if hasattr(number, "detach") else float(number)
@@ -156,18 +149,18 @@ class OwnValues:
             total[1] += rows
 
     def end_step(self) -> None:
-        """What is logged from here on is of the next step."""
+        """Start the next step."""
         with self._lock:
             self._steps.append({})
 
     @property
     def names(self) -> list[str]:
-        """What was logged here."""
+        """Names of the values logged on this rank."""
         return sorted(self._reduce)
 
     @property
     def new_names(self) -> int:
-        """How many names this rank has that not all ranks know of."""
+        """Number of names that are not shared yet."""
         return len(self._reduce.keys() - self._agreed.keys())
 
     def agree(self) -> None:
@@ -180,7 +173,7 @@ class OwnValues:
         self._agreed = dict(sorted(self._agreed.items()))
 
     def add_up(self, steps: int) -> list[dict[str, float]]:
-        """The values of the last `steps` steps, over all ranks, and forget them. A collective where names are agreed on."""
+        """Add up the last `steps` steps over all ranks, and drop them. A collective if names are shared."""
         with self._lock:
             done, self._steps = self._steps[:steps], self._steps[steps:] or [{}]
         if not self._agreed:
@@ -200,7 +193,7 @@ class OwnValues:
         return found
 
     def sums(self) -> dict[str, Any]:
-        """The values of the last step as plain numbers, for `add_sums` in another process."""
+        """Return the last step as plain numbers, for `add_sums` in another process."""
         with self._lock:
             return {name: (self._reduce[name], float(total), rows) for name, (total, rows) in self._steps[-1].items()}
 
@@ -213,7 +206,7 @@ class OwnValues:
                 known[0], known[1] = known[0] + total, known[1] + rows
 
     def totals(self) -> dict[str, float]:
-        """The values of all that was logged, as of one step. A collective."""
+        """Add up all values as one step. A collective."""
         new = self._group.sum([float(self.new_names)])[0] if self._group is not None else self.new_names
         if new:
             self.agree()

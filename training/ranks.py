@@ -1,7 +1,4 @@
-"""How do the ranks of one worker group talk to each other?
-
-A thin view of torch.distributed that works for a single process, too.
-"""
+"""How do the ranks of one worker group synchronize? By torch.distributed; a single process works, too."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ __all__ = ["Group", "is_lost_peer"]
 T = TypeVar("T")
 
 POLL_S = (0.001, 0.2)
-"""How often a rank asks whether the others are there: at first, and when it takes long."""
+"""Shortest and longest pause between two checks for the other ranks."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that train together, seen from one of them.
+    """The ranks that train together, and the own rank among them.
 
     Every method but the properties is a collective: all ranks call it.
     """
@@ -48,15 +45,14 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, the one that writes checkpoints and talks to the driver."""
+        """Whether this is rank 0, which writes checkpoints and sends events to the driver."""
         return self.rank == 0
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do what may take any time, and return when all ranks have done theirs.
+        """Do work that may take any time, and return when all ranks have done theirs.
 
-        Collectives time out, because a rank that is stuck shows in nothing else. Reading, hashing and writing of checkpoints
-        have limits of their own, and may take longer: here ranks wait for each other outside of any collective. A rank whose
-        process dies meanwhile is noticed by Ray Train.
+        Collectives time out to detect a stuck rank, but reading, hashing and writing of checkpoints may take longer: here
+        ranks wait outside of any collective. Ray Train detects a rank that dies meanwhile.
 
         Raises:
             RuntimeError: the work of another rank failed.
@@ -80,7 +76,7 @@ class Group:
         return result
 
     def everyones(self, own: dict[str, str]) -> list[dict[str, str]]:
-        """Every rank's few facts about itself, in rank order."""
+        """Gather a few facts of every rank, in rank order."""
         if self.world_size == 1:
             return [own]
         store, fact = dist.distributed_c10d._get_default_store(), f"penstock/fact-{next(self._meetings)}"
@@ -96,11 +92,11 @@ class Group:
         return [float(value) for value in tensor.tolist()]
 
     def gather(self, own: Tensor) -> Callable[[], Tensor]:
-        """Begin to gather every rank's vector, of one length and dtype, and return at once.
+        """Start to gather every rank's vector, of one length and dtype.
 
         Returns:
-            A function that waits and gives them on the CPU, stacked in rank order. Any thread may call it. It raises
-            what torch.distributed raises when a rank is gone.
+            A function that waits and returns them on the CPU, stacked in rank order. Any thread may call it. It raises
+            torch.distributed's errors if a rank is lost.
         """
         if self.world_size == 1:
             return lambda: own.cpu()[None]
@@ -115,7 +111,7 @@ class Group:
         return gathered
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
+        """Return rank 0's small picklable value on every rank; other ranks' values are ignored."""
         if self.world_size == 1:
             return value
         box = [value if self.is_first else None]
@@ -130,10 +126,10 @@ class Group:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed, which is how the loss of another rank shows on this one.
+    """Whether a collective failed because another rank was lost.
 
-    Torch has a class of its own for some backends. Gloo raises a RuntimeError, so the place decides; where the gradients
-    are summed up in the middle of a backward pass, which has no lines of Python, it is the file that gloo names.
+    Some backends raise a class of torch. Gloo raises a RuntimeError: the innermost frame decides, or in a backward pass, which
+    has no Python frames, the file that gloo names.
     """
     if not (isinstance(error, RuntimeError) and dist.is_initialized()):
         return False

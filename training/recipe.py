@@ -1,4 +1,4 @@
-"""What does a user write to train a model, and how is it called?
+"""Which methods does a recipe, the user's class that trains a model, have, and how are they called?
 
 A recipe is a plain class; there is no base class to import. Its constructor takes `train.params`.
 
@@ -19,16 +19,15 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         scheduler_every = "step"                          # or "epoch"
         def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with
                                                           #   (predict, label), without a label with (predict)
-        def measure(self, metrics, output, batch)         # updates `metrics` where these do not say it: several targets
-        def augment(self, batch, generator) -> batch      # training only, on the CPU, in the thread that reads ahead; chance
-                                                          #   comes from `generator`, a penstock RowGenerator
+        def measure(self, metrics, output, batch)         # updates `metrics` itself, as for several targets
+        def augment(self, batch, generator) -> batch      # training only, on the CPU, in the prefetch thread; random
+                                                          #   numbers come from `generator`, a penstock RowGenerator
 
 `batch` maps column names to tensors with the rows in front, on the worker's device. `model` is the module `build_model`
-returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. What a recipe
-keeps on itself while training, and attributes of the model outside its state_dict, are not in checkpoints: keep such state in
-buffers.
+returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. Attributes
+of the recipe, and of the model outside its state_dict, are not in checkpoints: keep such state in buffers.
 
-The loss must be a mean over rows: the mean over a global batch is put together from the ranks' means, weighted by their rows.
+The loss must be a mean over rows: the mean over a global batch is that of the ranks' means, weighted by their rows.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
 class Recipe:
     """A user's recipe with the defaults filled in.
 
-    An exception of the user's code becomes a TrainingError naming file and line, unless it tells of the loss of another rank.
+    An exception of the user's code becomes a TrainingError with file and line, unless another rank was lost.
     """
 
     def __init__(self, user: Any, target: str) -> None:
@@ -119,7 +118,7 @@ class Recipe:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the recipe brings its own optimizer, so that `train.learning_rate` does not count."""
+        """Whether the recipe has its own optimizer, so that `train.learning_rate` is not read."""
         return callable(getattr(self._user, "optimizer", None))
 
     @property
@@ -128,7 +127,7 @@ class Recipe:
         return callable(getattr(self._user, "training_step", None))
 
     def refuse_with_training_step(self, spec: TrainSpec) -> None:
-        """Raise SpecError for settings that only penstock's own step could honour."""
+        """Raise SpecError for settings that only penstock's own step honours."""
         asked = {"accumulate": spec.accumulate > 1, "compile": spec.compile, "precision: fp16": spec.precision == "fp16"}
         problems = [f"train.{name}" for name, set_ in asked.items() if set_ and self.has_training_step]
         if problems:
@@ -144,42 +143,41 @@ class Recipe:
         return callable(getattr(self._user, "measure", None))
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Have the recipe count in one batch's predictions."""
-        with self._blame("measure"):
+        """Update metrics with one batch's predictions."""
+        with self._reraise_in("measure"):
             self._user.measure(metrics, output, batch)
 
     @property
     def has_scheduler(self) -> bool:
-        """Whether the recipe brings a learning-rate schedule."""
+        """Whether the recipe has a learning-rate schedule."""
         return callable(getattr(self._user, "scheduler", None))
 
     def refuse_learning_rate(self, learning_rate: float) -> None:
-        """Raise SpecError, because `train.learning_rate` is set, if the recipe's own optimizer would never see it."""
+        """Raise SpecError if the recipe's own optimizer does not read `train.learning_rate`, which is set."""
         if self.has_optimizer:
             code = getattr(self._user.optimizer, "__code__", None)
             line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
             raise SpecError(
-                f"train.learning_rate is {learning_rate:g}, and {self._target} makes an optimizer of its own, "
-                f"which does not read it: optimizer(){line}",
+                f"train.learning_rate is {learning_rate:g}, and {self._target} does not read it in its own optimizer(){line}",
                 next_step="take train.learning_rate out and set the rate in optimizer(), or remove optimizer(), for AdamW",
             )
 
     @property
     def predicts(self) -> ClassScores:
-        """What `predict` returns for classes."""
+        """Kind of the scores that `predict` returns for classes."""
         return getattr(self._user, "predicts", "logits")  # type: ignore[no-any-return]
 
     def refuse_undeclared(self, output: Tensor, classes: int) -> None:
-        """Raise TrainingError if predictions look like probabilities and the recipe does not say what they are."""
+        """Raise TrainingError if predictions may be probabilities and the recipe does not declare them."""
         if not hasattr(self._user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
             raise TrainingError(
                 f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
-                next_step='say so in the class: predicts = "probabilities", or predicts = "logits"',
+                next_step='set it in the class: predicts = "probabilities", or predicts = "logits"',
             )
 
     @property
     def can_augment(self) -> bool:
-        """Whether batches are augmented."""
+        """Whether the recipe augments batches."""
         return callable(getattr(self._user, "augment", None))
 
     @property
@@ -188,12 +186,12 @@ class Recipe:
         return getattr(self._user, "scheduler_every", "step")  # type: ignore[no-any-return]
 
     def build_model(self, schema: FeedSchema) -> nn.Module:
-        """The model, on the CPU.
+        """Build the model, on the CPU.
 
         Raises:
-            TrainingError: the user's code fails, or returns no torch.nn.Module.
+            TrainingError: the user's code fails, or does not return a torch.nn.Module.
         """
-        with self._blame("build_model"):
+        with self._reraise_in("build_model"):
             model = self._user.build_model(schema)
             if isinstance(model, dict):
                 model = nn.ModuleDict(model)
@@ -202,12 +200,12 @@ class Recipe:
         return model
 
     def loss(self, model: nn.Module, batch: Columns) -> Tensor:
-        """The mean loss over the batch's rows, a scalar.
+        """Compute the mean loss over the batch's rows, a scalar.
 
         Raises:
-            TrainingError: the user's code fails, or returns no scalar tensor, or one that depends on none of the parameters.
+            TrainingError: the user's code fails, or does not return a scalar tensor that depends on a parameter.
         """
-        with self._blame("loss"):
+        with self._reraise_in("loss"):
             loss = self._scalar(self._user.loss(model, batch), "loss")
         if not loss.requires_grad and torch.is_grad_enabled() and not self.has_training_step:
             raise TrainingError(
@@ -218,8 +216,8 @@ class Recipe:
         return loss
 
     def training_step(self, model: nn.Module, batch: Columns, optimizers: Any) -> Tensor:
-        """Have the recipe learn from this rank's rows; the loss it names, a mean over them."""
-        with self._blame("training_step"):
+        """Learn from this rank's rows. Returns the recipe's loss, a mean over them."""
+        with self._reraise_in("training_step"):
             loss = self._user.training_step(model, batch, optimizers)
         return self._scalar(loss, "training_step")
 
@@ -238,12 +236,12 @@ class Recipe:
         return loss.reshape(())
 
     def predict(self, model: nn.Module, batch: Columns, rows: int) -> Tensor:
-        """Predictions for the batch's rows, rows first. A packed column's tensor is longer than `rows`.
+        """Predict the batch's rows, rows first. A packed column's tensor is longer than `rows`.
 
         Raises:
-            TrainingError: the user's code fails, or returns no tensor of `rows` rows.
+            TrainingError: the user's code fails, or does not return a tensor of `rows` rows.
         """
-        with self._blame("predict"):
+        with self._reraise_in("predict"):
             output = self._user.predict(model, batch)
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != rows:
             found = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
@@ -251,17 +249,17 @@ class Recipe:
         return output
 
     def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer | dict[str, torch.optim.Optimizer]:
-        """The recipe's optimizer, or several of them under names, else AdamW.
+        """Make the recipe's optimizer, or several by name, else AdamW.
 
         Raises:
-            TrainingError: the user's code fails, or returns no optimizer; or no parameter of the model can be trained.
+            TrainingError: the user's code fails or does not return an optimizer, or the model has no trainable parameter.
         """
         if not self.has_optimizer:
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             if not trainable:
                 raise TrainingError(f"{self._target}.build_model returned a model without trainable parameters")
             return torch.optim.AdamW(trainable, lr=learning_rate)
-        with self._blame("optimizer"):
+        with self._reraise_in("optimizer"):
             optimizer = self._user.optimizer(model)
         if isinstance(optimizer, dict) and self.has_training_step and optimizer:
             if all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in optimizer.items()):
@@ -270,48 +268,48 @@ class Recipe:
         if isinstance(optimizer, dict | list | tuple):
             raise TrainingError(
                 f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
-                next_step="several optimizers are returned in a dict, beside training_step(self, models, batch, optimizers), "
-                "which calls them (docs/recipe.md)",
+                next_step="return several optimizers in a dict, which training_step(self, models, batch, optimizers) calls "
+                "(docs/recipe.md)",
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TrainingError(f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         return optimizer
 
     def scheduler(self, optimizer: Any) -> Any:
-        """The recipe's learning-rate scheduler, if it has one, or several under names. `optimizer` is as the recipe made it.
+        """Make the recipe's learning-rate scheduler, or several by name; None without one. `optimizer` is the recipe's.
 
         Raises:
             TrainingError: the user's code fails, or returns a scheduler whose `step` needs an argument.
         """
         if not self.has_scheduler:
             return None
-        with self._blame("scheduler"):
+        with self._reraise_in("scheduler"):
             scheduler = self._user.scheduler(optimizer)
         for each in scheduler.values() if isinstance(scheduler, dict) else [scheduler]:
-            wants = None if each is None else _wanted(each.step)
+            wants = None if each is None else _required_arguments(each.step)
             if not wants:
                 continue
             raise TrainingError(
-                f"{self._target}.scheduler returned a {type(each).__name__}, whose step() needs {wants}, and gets nothing",
+                f"{self._target}.scheduler returned a {type(each).__name__}, whose step() needs {wants}; it gets none",
                 next_step="use a schedule that counts steps or epochs, such as CosineAnnealingLR or LambdaLR",
             )
         return scheduler
 
     def metrics(self) -> dict[str, Any] | None:
-        """The recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
+        """Make the recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
         if not callable(getattr(self._user, "metrics", None)):
             return None
-        with self._blame("metrics"):
+        with self._reraise_in("metrics"):
             found = self._user.metrics()
             return dict(found.items())
 
     def augment(self, batch: Columns, generator: RowGenerator, packed: Collection[str] = ()) -> Columns:
-        """The batch to train on, of as many rows; `packed` names its packed columns of lists.
+        """Augment a batch; `packed` names its packed columns of lists.
 
         Raises:
-            TrainingError: the user's code fails, or returns columns of other rows than it got.
+            TrainingError: the user's code fails, or changes the number of rows.
         """
-        with self._blame("augment"):
+        with self._reraise_in("augment"):
             columns = self._user.augment(batch, generator)
         try:
             check_augmented(columns, generator.rows, packed)
@@ -320,20 +318,20 @@ class Recipe:
         return dict(columns)
 
     @contextmanager
-    def blaming(self, what: str) -> Iterator[None]:
-        """For a block in which torch calls user code: an optimizer, a scheduler, a hook, the backward of a function."""
+    def reraise_as_user_error(self, what: str) -> Iterator[None]:
+        """Raise errors of a block in which torch calls user code (an optimizer, a hook) as the user's TrainingError."""
         try:
             yield
         except PenstockError:
             raise
         except Exception as error:
-            # Without a line of the user's, an error of the device or the system may be over at the next try.
+            # An error of the device or the system, without a line of the user's, may pass.
             if is_lost_peer(error) or (isinstance(error, RuntimeError | OSError) and not _user_frames(error)):
                 raise
             raise self._failed(what, error) from error
 
     @contextmanager
-    def _blame(self, method: str) -> Iterator[None]:
+    def _reraise_in(self, method: str) -> Iterator[None]:
         try:
             yield
         except PenstockError:
@@ -366,7 +364,7 @@ class RecipeModel:
 
     @property
     def predicts(self) -> ClassScores:
-        """What the recipe says."""
+        """See `Recipe.predicts`."""
         return self.recipe.predicts
 
     @property
@@ -375,28 +373,28 @@ class RecipeModel:
         return self.recipe.can_measure
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """The recipe's."""
+        """See `Recipe.measure`."""
         self.recipe.measure(metrics, output, batch)
 
     def metrics(self) -> dict[str, Any] | None:
-        """The recipe's own."""
+        """See `Recipe.metrics`."""
         return self.recipe.metrics()
 
     def importance(self) -> dict[str, float]:
-        """Nothing is known."""
+        """Empty: unknown."""
         return {}
 
     def loss(self, batch: Columns) -> Tensor:
-        """The mean loss over the batch's rows, a scalar."""
+        """Compute the mean loss over the batch's rows, a scalar."""
         return self.recipe.loss(self.model, batch)
 
     def predict(self, batch: Columns, rows: int) -> Tensor:
-        """Predictions, rows first."""
+        """Predict the batch's rows, rows first."""
         return self.recipe.predict(self.model, batch, rows)
 
 
-def _wanted(function: Callable[..., Any]) -> str:
-    """The arguments that `function` cannot be called without."""
+def _required_arguments(function: Callable[..., Any]) -> str:
+    """List the required arguments of `function`."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in kinds)
@@ -408,7 +406,7 @@ def _where(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> list[str]:
-    """`file:line in function: source` of the frames that are neither ours nor an installed package's, outermost first."""
+    """Format the user's frames as `file:line in function: source`, outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_NOT_USER_CODE, "<"))]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in own]

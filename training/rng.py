@@ -1,4 +1,4 @@
-"""Which random generators does each rank carry along? Python's, numpy's and torch's: every rank draws its own dropout masks."""
+"""Seed, capture and restore a rank's random generators: Python's, numpy's and torch's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.digest import digest_of
 __all__ = ["capture_rng", "restore_rng", "seed_rng"]
 
 _HEAD = struct.Struct("<q625Id2qd2q")
-"""Python's version, numbers and second number of a pair that was drawn together (or nan); numpy's position, whether it holds
-such a number, and that; how many bytes are torch's and the GPU's. Numpy's numbers follow, then those bytes."""
+"""Python's version, state and cached normal number (or nan); numpy's position, whether it has a cached normal number, and that
+number; the sizes of torch's and the GPU's states in bytes. Numpy's state follows, then those bytes."""
 _NUMPY, _KEYS = "MT19937", 624
 
 
@@ -29,7 +29,7 @@ def seed_rng(*parts: int) -> None:
 
 
 def capture_rng(device: torch.device) -> Tensor:
-    """The state of every global generator of this process, uint8[n]; n depends on the kind of device alone."""
+    """Encode the state of every global generator of this process, uint8[n]; n depends on the kind of device alone."""
     version, numbers, gauss_next = random.getstate()
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     own = torch.get_rng_state().numpy().tobytes()
@@ -41,13 +41,13 @@ def capture_rng(device: torch.device) -> Tensor:
 
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
-    """Put this process's generators back to a captured state."""
+    """Restore this process's generators."""
     content = state.numpy().tobytes()
     version, *numbers, gauss_next, position, has_gauss, gauss, torch_bytes, cuda_bytes = _HEAD.unpack_from(content)
     random.setstate((version, tuple(numbers), None if math.isnan(gauss_next) else gauss_next))
     keys = np.frombuffer(content, np.uint32, _KEYS, _HEAD.size)
     np.random.set_state((_NUMPY, keys, position, has_gauss, gauss))
-    # As tensors with memory of their own: torch 2.13 sets a generator from where a tensor's storage begins.
+    # Cloned: torch 2.13 sets a generator from the begin of a tensor's storage.
     first = _HEAD.size + keys.nbytes
     torch.set_rng_state(state[first : first + torch_bytes].clone())
     if device.type == "cuda" and cuda_bytes:

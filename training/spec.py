@@ -19,7 +19,7 @@ class BestSpec(Section):
     metric: Annotated[str, OnResume.WARN] = "val/loss"
     """A validation metric, as MLflow shows it."""
     mode: Annotated[Literal["min", "max"], OnResume.WARN] = "min"
-    """Whether lower or higher is better. One of penstock's own metrics beside the wrong one is an error."""
+    """Whether lower or higher is better. The wrong mode for one of penstock's own metrics is an error."""
 
 
 class CheckpointSpec(Section):
@@ -78,16 +78,16 @@ class TrainSpec(Section):
     learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
     """Learning rate of the default optimizer (AdamW). Refused beside a recipe's own `optimizer`, which would not read it."""
     on_nan: Annotated[Literal["stop", "warn"], OnResume.FREE] = "stop"
-    """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
+    """Reaction to a loss or weight that is not a number: `stop` fails the run and saves nothing after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
     start_from: str | None = None
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
     `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
     The content is part of the key."""
-    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] | str = Field(default_factory=dict)
-    """For `loop`: whether `get_dataset_shard` cuts a dataset over the workers (`split`, the default) or gives each all of it
-    (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
+    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] = Field(default_factory=dict)
+    """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
+    (`whole`)."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
     """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
     `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
@@ -104,16 +104,18 @@ class TrainSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _loop_is_trained(cls, given: Any) -> Any:
-        """A loop stands for its framework and for what it trains."""
+        """Set framework and recipe of a loop."""
         if isinstance(given, dict) and given.get("framework") == "horovod":
             raise ValueError(
                 "Horovod is gone from Ray; a recipe's gradients are averaged by torch's DistributedDataParallel (DDP): "
                 "take `framework` out"
             )
+        if isinstance(given, dict) and isinstance(given.get("datasets"), str):
+            raise ValueError("`datasets` is a mapping, such as {validation: whole}; a ray.train.DataConfig is not read")
         if not isinstance(given, dict) or given.get("loop") is None:
             return given
         if given.get("recipe") not in (None, given["loop"]):
-            raise ValueError("`loop` and `recipe` are two ways to say what is trained; take one")
+            raise ValueError("`loop` and `recipe` exclude each other; take one")
         if given.get("framework", "ray_train") != "ray_train":
             raise ValueError("`loop` is trained by the framework ray_train; take `framework` out")
         return {**given, "recipe": given["loop"], "framework": "ray_train"}
@@ -132,7 +134,7 @@ class TrainSpec(Section):
         return callbacks
 
     def set_by_user(self, fields: Iterable[str]) -> list[str]:
-        """Those of `fields` that the user has set; a default that is written out counts."""
+        """Return those of `fields` that the user has set, also to the default."""
         return [name for name in fields if name in self.model_fields_set]
 
     @property
@@ -142,12 +144,12 @@ class TrainSpec(Section):
 
 
 class TrackingSpec(Section):
-    """Where runs are looked at and models are registered: MLflow, or what an installed package adds."""
+    """Tracker and model registry: MLflow, or those that an installed package adds."""
 
     tracker: Annotated[str, OnResume.FREE] = "mlflow"
-    """Where metrics, checkpoints and documents of a run go: `mlflow`, or the name of an added one (docs/extend/tracker.md)."""
+    """Tracker of metrics, checkpoints and documents of a run: `mlflow`, or an added one (docs/extend/tracker.md)."""
     registry: Annotated[str, OnResume.FREE] = "mlflow"
-    """Where the model is registered: `mlflow`, or the name of an added one (docs/extend/registry.md)."""
+    """Registry of the model: `mlflow`, or an added one (docs/extend/registry.md)."""
 
 
 Edges = Annotated[list[float], Field(min_length=1)]
@@ -170,7 +172,7 @@ class EvaluateSpec(Section):
             if isinstance(each, dict) and len(each) != 1:
                 raise ValueError("write one column an entry, as in [country, {age: [18, 30, 60]}]")
             if isinstance(each, dict) and any(edges != sorted(set(edges)) for edges in each.values()):
-                raise ValueError("the edges of a column go up")
+                raise ValueError("the edges of a column must increase")
         return slices
 
 
@@ -190,7 +192,7 @@ class PromoteSpec(Section):
     @field_validator("metric", mode="before")
     @classmethod
     def _one_word(cls, metric: Any) -> Any:
-        """The split's whole name is taken, too."""
+        """Accept the split's whole name, too."""
         return metric.replace("validation/", "val/", 1) if isinstance(metric, str) else metric
 
 

@@ -33,7 +33,7 @@ def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) ->
     calm, ended = calm_and_killed(tmp_path, make, settings)
     assert (calm["status"], calm["exactness"], ended["attempt"], ended["status"]) == (
         "done",
-        "same-order: what train_func restores of a checkpoint is its own affair",
+        "same-order: the state that train_func restores is not verified",
         2,
         "done",
     )

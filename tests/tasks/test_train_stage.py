@@ -45,9 +45,7 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
     if stopped:
         stop.set()
     return SimpleNamespace(
-        project=SimpleNamespace(
-            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=start, data_config=None
-        ),
+        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=start),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,

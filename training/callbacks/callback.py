@@ -121,7 +121,7 @@ class Callbacks:
         for _, name, each in self._named:
             method = getattr(each, hook, None)
             if callable(method):
-                with Recipe(each, name).blaming(f"{hook}()"):
+                with Recipe(each, name).reraise_as_user_error(f"{hook}()"):
                     method(self.training, *given)
 
     def after_step(self, state: TrainState, *, epoch_done: bool) -> None:
@@ -168,7 +168,7 @@ class Callbacks:
         self.ended = saved["ended"] if same else None
         for key, name, each in self._named:
             if key in saved["states"]:
-                with Recipe(each, name).blaming("load_state_dict()"):
+                with Recipe(each, name).reraise_as_user_error("load_state_dict()"):
                     each.load_state_dict(saved["states"][key])
         if self._holder is not None and callable(getattr(self._holder, "load_weights", None)):
             self._holder.load_weights(weights)

@@ -1,5 +1,5 @@
-"""How good is a model, while it trains and when it is done?
+"""How good is a model, in training and finished?
 
-Public: `metrics`, `validation` (inside training), `evaluate` (a finished model), `blocks` (its batches, answered to by
-several processes), `figures`.
+Public: `metrics`, `validation` (in training), `evaluate` (a finished model), `split_measures` (one split, measured by several
+processes), `figures`, `paired` (two models on the same rows).
 """

@@ -1,7 +1,7 @@
-"""Which values of a metric do the labels of the rows define? Also loads torchmetrics.
+"""Is a metric defined for the labels of the rows? Also loads torchmetrics.
 
-torchmetrics answers 0 where a metric is not defined, such as the area under the curve of rows of one class. A perfect model
-would then seem to fail: here such a value is NaN, and a mean over classes is one over those that it is defined of.
+torchmetrics gives 0 for an undefined metric, such as the area under the curve of rows of one class, as if a perfect model had
+failed. Here such a value is NaN, and a mean over classes leaves out the undefined ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Needs", "defined_classes", "label_counts", "metric_library", "r2_sco
 
 
 Needs = Literal["a row", "both"]
-"""What a class must have for a metric of it to be defined: a row of it, or also a row of another class."""
+"""Rows that define a metric of a class: one of the class, or also one of another class."""
 
 
 def metric_library() -> Any:
-    """Load torchmetrics, which takes half a second, with the first metric."""
+    """Import torchmetrics, half a second, at the first metric."""
     with _signal_when_used():
         import torchmetrics.classification
 
@@ -37,7 +37,7 @@ def metric_library() -> Any:
 
 @contextlib.contextmanager
 def _signal_when_used() -> Iterator[None]:
-    """Let `scipy.signal` load only when it is used: torchmetrics imports it to set one name, which takes 1.1 to 1.8 s."""
+    """Import `scipy.signal` at its first use: torchmetrics imports it for one name, which takes 1.1 to 1.8 s."""
     if "scipy.signal" in sys.modules:
         yield
         return
@@ -63,21 +63,21 @@ class _LazyModule(ModuleType):
 
 
 def label_counts(classes: int) -> Metric:
-    """An accumulator of how many rows each class, or each of several labels, has: its value is [classes + 1], rows last."""
+    """Make a counter of the rows of each class, or each of several labels: its value is [classes + 1], rows last."""
     made: Metric = _kinds()[0](classes)
     return made
 
 
 def defined_classes(counts: Tensor, needs: Needs) -> Tensor:
-    """For each class whether a metric of it is defined, bool [classes]; `counts` as of `label_counts`."""
+    """Return for each class whether a metric of it is defined, bool [classes]; `counts` as of `label_counts`."""
     of_class, rows = counts[:-1], counts[-1]
     return (of_class > 0) & (of_class < rows) if needs == "both" else of_class > 0
 
 
 def r2_score(outputs: int) -> Metric:
-    """The coefficient of determination, as scikit-learn has it: float64, NaN for a label that is the same in all rows.
+    """Make the coefficient of determination of scikit-learn: float64, NaN for a constant label.
 
-    torchmetrics compares sums of squares with 1e-4, so small numbers give 0 or 1 there.
+    That of torchmetrics compares sums of squares with 1e-4, so small numbers give 0 or 1.
     """
     made: Metric = _kinds()[1](outputs)
     return made

@@ -1,6 +1,6 @@
 """How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint.
 
-Rows are streamed; memory holds five numbers of each, beside what its metrics keep.
+Rows are streamed; memory holds five numbers of each, and the state of the metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["EvaluationResult", "evaluate"]
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What was found. Picklable.
+    """Results of an evaluation. Picklable.
 
     Attributes:
         metrics: `test/<metric>` and `val/<metric>` to value; the loss is always there.
@@ -67,7 +67,7 @@ def evaluate(
 
     Args:
         job: the training: its dataset and batch size.
-        model: what to measure, such as `penstock.training.model.load_model` makes of a checkpoint.
+        model: with weights, as of `penstock.training.model.load_model`.
         splits: which splits, of those that have rows.
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
@@ -82,7 +82,7 @@ def evaluate(
     """
     schema, rows_of = job.manifest.feed_schema, job.manifest.rows
     names = None if metrics is None else list(metrics)
-    make_metrics(names, schema, model)  # before any work: a typo should not cost a pass over the rows
+    make_metrics(names, schema, model)  # refuses a typo before a pass over the rows
     result = EvaluationResult()
     has_loss = getattr(model, "has_loss", True)
     if not has_loss and not model.can_predict:

@@ -1,4 +1,4 @@
-"""How do evaluation results look on one page? scikit-learn's displays of a model's answers, drawn without a screen.
+"""Figures of an evaluation: scikit-learn's displays of a model's answers, drawn without a screen.
 
 Colours: one blue for measured values, grey for the reference; both read well in print and for colour-blind eyes.
 """
@@ -28,7 +28,7 @@ __all__ = ["MAX_MATRIX_CLASSES", "class_table", "draw_figures", "figure_png", "i
 
 
 Columns = Mapping[str, NDArray[Any]]
-"""As `RowResults.columns` gives them."""
+"""See `RowResults.columns`."""
 
 _MEASURED = {"color": "#2166ac", "linewidth": 2}
 _REFERENCE = {"color": "#9a9a9a", "linestyle": "--", "linewidth": 1}
@@ -42,7 +42,7 @@ MAX_POINTS = 5_000
 """Points in a scatter plot; more only darken it."""
 
 MOST_COLUMNS = 30
-"""Bars of column importance; the columns behind them count least."""
+"""Bars of column importance, largest first."""
 
 MOST_NUMBERED_CLASSES = 30
 """Above this, the cells of a confusion matrix are too small to hold a number."""
@@ -78,7 +78,7 @@ def draw_figures(schema: FeedSchema, answers: Columns, split: str) -> dict[str, 
 
 
 def class_table(schema: FeedSchema, answers: Columns) -> dict[str, list[Any]]:
-    """Rows, precision, recall and F1 of each class; empty where there are no classes, or too many."""
+    """Tabulate rows, precision, recall and F1 of each class; empty without classes, or with too many."""
     answers = _finite(answers)
     if not answers or not 0 < (schema.num_classes or 0) <= MAX_MATRIX_CLASSES:
         return {}

@@ -1,6 +1,6 @@
-"""Which metrics have names, what does each need, and how do predictions and labels get into them?
+"""Which metrics are there, and how are they updated with predictions and labels?
 
-Names stand for torchmetrics classes. Classification metrics take class probabilities; the model declares whether
+Names are those of torchmetrics classes. Classification metrics take class probabilities; the model declares whether
 predictions are probabilities, since a batch cannot show it.
 """
 
@@ -85,6 +85,13 @@ MULTILABEL: dict[str, Callable[[int], Metric]] = {
 }
 """Name to constructor, given how many labels a row may have. All but accuracy are means over the labels."""
 
+_OF_KIND: dict[LabelKind, dict[str, Callable[[int], Metric]]] = {
+    "classification": CLASSIFICATION,
+    "multilabel": MULTILABEL,
+    "regression": REGRESSION,
+    "none": {},
+}
+
 _NEEDS: dict[str, Needs] = {
     **dict.fromkeys(("balanced_accuracy", "average_precision", "f1", "precision", "recall"), "a row"),
     **dict.fromkeys(("auroc", "mcc"), "both"),
@@ -123,7 +130,7 @@ def _thresholds(classes: int) -> int | None:
 
 
 def label_kind(schema: FeedSchema) -> LabelKind:
-    """What the label is: a class index, a yes or no for each of several labels, one number or several, or not there."""
+    """Classify the label: a class index, a flag for each of several labels, one or several numbers, or none."""
     if schema.label is None:
         return "none"
     if schema[schema.label].shape and "float" not in schema[schema.label].dtype:
@@ -136,22 +143,22 @@ class MetricSet:
     """Metrics of one split. `loss` is measured elsewhere and is not in it."""
 
     makers: Mapping[str, Callable[[], Metric]]
-    """What constructs each metric, when the first one is needed: torchmetrics takes a while to load."""
+    """Constructors of the metrics, called at the first use: torchmetrics loads slowly."""
     schema: FeedSchema
     raw: bool
-    """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+    """Whether the metrics are the recipe's own, updated with the output of `predict` instead of probabilities."""
     predicts: ClassScores = "logits"
-    """What `predict` returns for classes."""
+    """Kind of the scores that `predict` returns for classes."""
     measure: Callable[[dict[str, Metric], Tensor, Mapping[str, Tensor]], None] | None = None
     """The recipe's own way to update its metrics."""
     device: torch.device | None = None
-    """Where the accumulators are; None leaves them where they are made."""
+    """Device of the accumulators; None is their default."""
     undefined: dict[str, str] = field(default_factory=dict, init=False)
-    """Of what `compute` gave last: a metric that the rows leave undefined, and why."""
+    """Metrics that the rows left undefined at the last `compute`, and why."""
 
     @cached_property
     def _counts(self) -> Metric | None:
-        """How many rows each class has, if one of the metrics needs it."""
+        """Counts of rows of each class, if one of the metrics needs them."""
         if self.raw or not _NEEDS.keys() & self.makers.keys():
             return None
         classes = math.prod(self.schema[str(self.schema.label)].shape or (self.schema.num_classes or 0,))
@@ -159,15 +166,15 @@ class MetricSet:
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics by name."""
+        """Metrics by name, made on first use."""
         return {name: make().to(self.device) for name, make in self.makers.items()}
 
     def to(self, device: torch.device) -> MetricSet:
-        """The same metrics, with accumulators on `device`; nothing is made yet."""
+        """Copy, with accumulators on `device`; no metric is made yet."""
         return replace(self, device=device)
 
     def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count in one batch's predictions.
+        """Update the metrics with one batch's predictions.
 
         Raises:
             TrainingError: the predictions' shape does not fit the label.
@@ -191,7 +198,7 @@ class MetricSet:
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
 
     def state(self) -> State:
-        """The accumulators, on the CPU, for `merge` in another process."""
+        """Return the accumulators, on the CPU, for `merge` in another process."""
         return {name: {key: _moved(value, "cpu") for key, value in each.metric_state.items()} for name, each in self._each()}
 
     def merge(self, state: State) -> None:
@@ -203,7 +210,7 @@ class MetricSet:
         return [*self.metrics.items(), *([] if self._counts is None else [("", self._counts)])]
 
     def compute(self) -> dict[str, float]:
-        """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks.
+        """Compute the values over all rows of all ranks, and reset the accumulators. A collective of torchmetrics.
 
         A metric that the rows leave undefined, such as `auroc` of rows of one class, is NaN; `undefined` has the reason.
         """
@@ -218,7 +225,7 @@ class MetricSet:
         return values
 
     def _where_defined(self, name: str, metric: Metric, counts: Tensor | None) -> Tensor:
-        """The value, or its mean over the classes that it is defined of; NaN without any."""
+        """Compute the value, or its mean over the classes that define it; NaN without any."""
         needs = _NEEDS.get(name)
         defined = None
         if counts is not None and needs is not None:
@@ -248,7 +255,7 @@ def make_metrics(
         names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
         asked_by: key of the pipeline file that names them, for the error.
         schema: of the dataset.
-        model: whether it can predict decides whether anything but the loss can be measured.
+        model: must predict for metrics other than the loss.
 
     Raises:
         SpecError: a name is unknown, does not fit the label, or the recipe cannot predict; all problems at once.
@@ -269,14 +276,13 @@ def make_metrics(
             problems=problems,
             next_step=f"choose from {[*(['loss'] if asked_by == 'evaluate.metrics' else []), *_fitting(kind)]}",
         )
-    known = {"classification": CLASSIFICATION, "multilabel": MULTILABEL, "regression": REGRESSION}.get(kind, {})
     one = schema.num_classes if kind == "classification" else math.prod(schema[schema.label].shape) if schema.label else 0
-    makers = {name: partial(known[name], one or 0) for name in wanted}
+    makers = {name: partial(_OF_KIND[kind][name], one or 0) for name in wanted}
     return MetricSet(makers, schema, raw=False, predicts=model.predicts)
 
 
 def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predicts) -> MetricSet:
-    """Make what validation measures: the recipe's own metrics, or those that fit the label and the one that picks the best.
+    """Make the metrics of a validation: the recipe's own, or those that fit the label and the one that picks the best.
 
     Raises:
         SpecError: `train.checkpoint.best` names a metric that cannot be measured here.
@@ -297,17 +303,17 @@ def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predict
 
 
 def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScores = "logits") -> Tensor:
-    """Bring what `predict` returned into one form.
+    """Convert the output of `predict` to one form.
 
     Args:
-        predicts: what the scores of classes are.
+        predicts: kind of the scores of classes.
 
     Returns:
         Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows], or as the label has them;
         several labels: probabilities of that shape.
 
     Raises:
-        TrainingError: the shape does not fit the label, or what should be probabilities is not.
+        TrainingError: the shape does not fit the label, or declared probabilities are not probabilities.
     """
     output = output.detach().float()
     shape = schema[schema.label].shape if schema.label is not None else ()
@@ -337,14 +343,14 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
 def _checked(probabilities: Tensor) -> Tensor:
     if not are_probabilities(probabilities):
         raise TrainingError(
-            'the recipe says predicts = "probabilities", and predict returned rows that are negative or do not sum to 1',
+            'the recipe sets predicts = "probabilities", but predict returned rows that are negative or do not sum to 1',
             next_step='return probabilities, or logits with predicts = "logits"',
         )
     return probabilities
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
-    """The label as torchmetrics wants it: int64 [rows] for classes, float64 [rows] for numbers; [rows, n] for n of them."""
+    """Convert the label for torchmetrics: int64 [rows] for classes, float64 [rows] for numbers; [rows, n] for n of them."""
     if schema.label is not None and schema[schema.label].shape:
         return target.flatten(1).long() if label_kind(schema) == "multilabel" else target.flatten(1).double()
     target = target.reshape(len(target))
@@ -352,13 +358,7 @@ def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
 
 
 def _fitting(kind: LabelKind) -> list[str]:
-    names: dict[LabelKind, list[str]] = {
-        "classification": [*CLASSIFICATION],
-        "multilabel": [*MULTILABEL],
-        "regression": [*REGRESSION],
-        "none": [],
-    }
-    return sorted(names[kind])
+    return sorted(_OF_KIND[kind])
 
 
 def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) -> str | None:
@@ -414,7 +414,7 @@ def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor | None
 
 
 def _scalars(name: str, value: Any) -> dict[str, float]:
-    """A metric's value by name: one number, or one per class or per entry of a dict."""
+    """Name a metric's values: one number, or one per class or entry of a dict."""
     if isinstance(value, Mapping):
         return {f"{name}_{key}": float(item) for key, item in value.items()}
     if isinstance(value, Tensor) and value.numel() > 1:

@@ -1,7 +1,6 @@
 """Is one model better than another on the same rows? A metric of each, and how much of their difference is chance.
 
-The interval is a paired bootstrap's: rows are drawn again and again with both models' answers to them, so that what makes a row
-hard for both cancels out.
+The interval is a paired bootstrap's: rows are drawn with both models' answers, so that the difficulty of a row cancels out.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def compare_paired(before: Callable[..., float], after: Callable[..., float], ro
 
     Args:
         before, after: a metric over the rows at the given indices, or over all; see `penstock.training.evaluation.scorer`.
-        seed: of the draws, so that the same question gets the same answer.
+        seed: of the draws, for repeatable results.
     """
     draws = int(np.clip(_ROWS_DRAWN // max(1, rows), _FEWEST_DRAWS, _MOST_DRAWS)) if rows > 1 else 0
     generator = np.random.default_rng(seed)

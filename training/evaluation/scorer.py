@@ -1,4 +1,4 @@
-"""What is a metric over any choice of rows, once a model has answered to them?"""
+"""One model's metric over any choice of rows, from its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Scorer"]
 
 
 class _Probabilities(Predicts):
-    """Answers a metric takes as they are: logarithms of probabilities, whose softmax they are again."""
+    """Logarithms of probabilities: their softmax is the probabilities."""
 
 
 class Scorer:
@@ -40,7 +40,7 @@ class Scorer:
         self._target = torch.from_numpy(np.ascontiguousarray(target))
 
     def __call__(self, rows: NDArray[np.int64] | None = None) -> float:
-        """The metric over `rows`, or over all of them; not a number where they leave it undefined (see `undefined`)."""
+        """Compute the metric over `rows`, or all; NaN if it is undefined (see `undefined`)."""
         index: Any = slice(None) if rows is None else torch.from_numpy(rows)
         self._measured.update(self._output[index], {self._label: self._target[index]})
         return self._measured.compute()[self._metric]

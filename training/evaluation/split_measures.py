@@ -1,6 +1,6 @@
-"""What is counted of one split? Several processes may count some of its batches each; their states are merged.
+"""Measure one split, or some batches of it in each of several processes, whose states are merged.
 
-The order in which sums are added up then differs, and with it the last bits of a value.
+Merged sums have another order, and so perhaps other last bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RowResults:
     def add(
         self, ids: NDArray[np.int64], columns: dict[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
     ) -> None:
-        """Take in a batch of predictions; nothing is kept if the label is neither one class nor one number."""
+        """Add a batch of predictions, if the label is one class or one number."""
         kind = label_kind(schema)
         several = schema.label is not None and schema[schema.label].shape
         if kind == "none" or several:
@@ -75,7 +75,7 @@ class RowResults:
             getattr(self, name).extend(getattr(other, name))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """`id` and the other attributes that have values, in the order of the rows' numbers; empty if nothing was kept."""
+        """Return `id` and the other attributes that have values, ordered by row number; empty without rows."""
         if not self.ids:
             return {}
         ids = np.concatenate(self.ids)
@@ -89,7 +89,7 @@ class Slice(NamedTuple):
 
     column: str
     name: str
-    """As a person writes it: `country=France`, `18<=age<30`."""
+    """Readable: `country=France`, `18<=age<30`."""
     rows: np.ndarray
     """bool [rows of the split], by the row's number."""
 
@@ -119,7 +119,7 @@ StartHelpers = Callable[[Callable[[TrainedModel, int, int], MeasuredBatches], in
 
 
 class SplitMeasures:
-    """Everything that is counted of one split in one process.
+    """The measures of one split in one process.
 
     Args:
         metrics: names; None takes the model's own, else those that fit the label.
@@ -153,7 +153,7 @@ class SplitMeasures:
         self.loss, self.count = self.loss + loss, self.count + count
 
     def counts(self) -> MeasuredBatches:
-        """The counts so far, for `merge` in another process."""
+        """Return the counts so far, for `merge` in another process."""
         slices = [metrics.state() for _, metrics in self.slices]
         return MeasuredBatches(self.loss, self.count, self.metrics.state(), slices, self.rows, self.logged.sums())
 

@@ -1,4 +1,4 @@
-"""How good is the model on a held-out split right now? Every row is counted once, whatever the number of ranks."""
+"""Measure the model on a held-out split while it trains. Every row counts once, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ BatchObserver = Callable[[Batch, Tensor], None]
 
 
 def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:
-    """Measure loss and metrics over the feed's split. A collective; training goes on afterwards as if it had not happened.
+    """Measure loss and metrics over the feed's split, without an effect on training. A collective.
 
     Returns:
-        `val/loss`, `val/<metric>` and what user code logged meanwhile, the same on every rank.
+        `val/loss`, `val/<metric>` and values that user code logged meanwhile, the same on every rank.
     """
     rng = capture_rng(group.device)
     learner.sync_buffers()
@@ -37,15 +37,12 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
             return measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
     finally:
         learner.model.train()
-        # How often one validates must not change the weights, so a predict() that draws random numbers draws them for free.
+        # A predict() that draws random numbers must not change the weights.
         restore_rng(rng, group.device)
 
 
 def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:
-    """`val/loss`, `val/<metric>` and what user code logs, of a model in eval mode, over all ranks' rows.
-
-    A collective; the same on every rank.
-    """
+    """Measure `val/loss`, `val/<metric>` and values of user code over all ranks' rows, in eval mode. A collective."""
     with collecting(OwnValues(group, "val")) as own:
         loss, rows = run_over(model, feed.batches(0), metrics)
     logged = own.totals()

@@ -1,4 +1,4 @@
-"""How does one rank run an attempt of a loop that penstock did not write: where does it start, and what does it return?"""
+"""How does one rank run an attempt of a loop that penstock did not write?"""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ from penstock.training.state import TrainState
 __all__ = ["Start", "run_session", "start_rank"]
 
 EMPTY_PASS = (
-    "training continued from a checkpoint that was reported inside a pass over the rows, after its last batch, so that the "
-    "first pass is empty, and there was no checkpoint before it; if the loop cannot handle that, report it behind the pass, or "
-    "start over with `penstock run FILE --fresh`"
+    "the checkpoint was reported inside a pass over the rows, after its last batch, so the first pass is empty, and there "
+    "is no checkpoint before it: report after the pass, or start over with `penstock run FILE --fresh`"
 )
 
 
@@ -54,10 +53,10 @@ class Start:
     """Where one rank of an attempt starts.
 
     Attributes:
-        checkpoint: the one that training continues from.
-        warnings: about checkpoints that were passed over.
-        facts: what is the same in every checkpoint of this attempt; its state is where training starts.
-        stopped: the driver wants no step.
+        checkpoint: training continues from it.
+        warnings: about skipped checkpoints.
+        facts: the same in every checkpoint of this attempt; its state is the start.
+        stopped: the driver has asked for a stop before the first step.
     """
 
     job: TrainJob
@@ -70,7 +69,7 @@ class Start:
 
     @property
     def state(self) -> TrainState:
-        """Where training starts."""
+        """The start of training."""
         return TrainState(self.facts.step, self.facts.epoch, self.facts.position)
 
     @property
@@ -81,7 +80,7 @@ class Start:
         return RankResult("interrupted", self.state, self.facts.exactness, step, name)
 
     def first_rank(self, closes: ExitStack, client: MailboxClient) -> tuple[Courier, CheckpointWriter]:
-        """On rank 0, open the ways to the driver and to the checkpoints until `closes` ends, and report a resume."""
+        """Open rank 0's courier to the driver and writer of checkpoints until `closes` ends, and report a resume."""
         self.store.check_not_replaced()
         truncate_journal(self.job.run_storage, self.facts.step)
         courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
@@ -104,17 +103,17 @@ def start_rank(
     doubt_resumed: str | None = None,
     avoid: Callable[[CheckpointManifest], str | None] | None = None,
 ) -> Start:
-    """Agree on the checkpoint to continue from, and on what can be claimed of the weights. A collective.
+    """Agree on the checkpoint to continue from, and on the exactness of the weights. A collective.
 
     Args:
         stop, restart: as of on_ray/worker.py's `run_rank`.
         versions: settings besides the job's that bits depend on.
-        doubt, doubt_resumed: why the bits may differ from an undisturbed run's: always, or once training is continued.
+        doubt, doubt_resumed: why the bits may differ from an undisturbed run's: always, or after a resume.
         avoid: as of `CheckpointStore.newest_valid`.
 
     Raises:
         ResumeError: the checkpoint is from another training.
-        CheckpointError: none can be trusted.
+        CheckpointError: no checkpoint can be trusted.
     """
     make_deterministic(job.spec.cpus_per_worker)
     stop = group.from_first(stop)
@@ -155,10 +154,10 @@ def run_session(
     """Run a loop that reports to a session, as one rank of `group`. A collective.
 
     Args:
-        loop: trains; its errors are those of the user's code.
+        loop: trains; its errors are the user's.
         digest, apart: as of `Session`.
-        restores_all: the loop restores everything a checkpoint holds, its place in the rows included, so that a continued run
-            may be bit-exact. A user's function never is: what it restores cannot be verified.
+        restores_all: the loop restores all state of a checkpoint, so that a continued run may be bit-exact. A user's function
+            never is: the state that it restores cannot be verified.
 
     Raises:
         TrainingError: the loop fails, or ends without a checkpoint.
@@ -169,7 +168,7 @@ def run_session(
         group,
         stop=stop,
         restart=restart,
-        doubt=None if restores_all else f"what {function} restores of a checkpoint is its own affair",
+        doubt=None if restores_all else f"the state that {function} restores is not verified",
         avoid=None if restores_all else partial(_inside_a_pass, job),
     )
     if start.stopped:
@@ -179,16 +178,16 @@ def run_session(
         own = closes.enter_context(collecting(OwnValues(group, "train")))
         arguments = (job, group, start.facts, start.checkpoint, own, courier, writer, digest, apart)
         session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all)))
-        _answer_with(session, closes)
+        _install(session, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
-        seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
-        finished = _to_its_end(job, loop, session)
+        seed_rng(job.seed)  # equal weights on every rank, as in a recipe
+        finished = _run_to_end(job, loop, session)
         written = writer.wait() if writer is not None else None
     name = written or start.result.checkpoint
     if finished and group.from_first(name is None):
         raise TrainingError(
-            f"{job.code.target} came to its end and has reported no checkpoint, so there is nothing to keep of it",
-            next_step="ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder)), once at least",
+            f"{job.code.target} ended without a reported checkpoint, so there is nothing to keep",
+            next_step="call ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))",
         )
     return replace(
         start.result,
@@ -205,8 +204,8 @@ def _inside_a_pass(job: TrainJob, manifest: CheckpointManifest) -> str | None:
     return "was reported inside the loop over the rows, after an epoch's last batch"
 
 
-def _answer_with(session: Session, closes: ExitStack) -> None:
-    """Have Ray Train's functions answered by `session` until `closes` ends."""
+def _install(session: Session, closes: ExitStack) -> None:
+    """Make `session` the target of Ray Train's functions until `closes` ends."""
     try:
         before = get_train_fn_utils()
     except RuntimeError:  # not a worker of Ray Train
@@ -215,11 +214,11 @@ def _answer_with(session: Session, closes: ExitStack) -> None:
     closes.callback(set_train_fn_utils, before)
 
 
-def _to_its_end(job: TrainJob, loop: Callable[[Session], None], session: Session) -> bool:
-    """True when the loop came to its end, False where it was left for a stop."""
+def _run_to_end(job: TrainJob, loop: Callable[[Session], None], session: Session) -> bool:
+    """Run the loop; False if it was left for a stop."""
     step = session.state.step
     try:
-        with Recipe(loop, job.code.target).blaming("training"):
+        with Recipe(loop, job.code.target).reraise_as_user_error("training"):
             loop(session)
     except PenstockError as error:
         if session.first_pass_is_empty and session.state.step == step:

@@ -1,4 +1,4 @@
-"""How does the folder that a loop reports become one file of a checkpoint, the same bytes for the same content?"""
+"""How does a reported folder become one file of a checkpoint, with equal bytes for equal content?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FOLDER_FILE = "folder.tar"
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Relative path -> content of every file."""
+    """Read every file: relative path -> content."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def packed_folder(files: Mapping[str, bytes]) -> bytes:
-    """The files as one tar, without times and owners."""
+    """Pack the files as a tar, without times and owners."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for name, content in sorted(files.items()):
@@ -32,7 +32,7 @@ def packed_folder(files: Mapping[str, bytes]) -> bytes:
 
 
 def folder_digest(files: Mapping[str, bytes]) -> str:
-    """Equal for equal files."""
+    """Hash names and contents."""
     return digest_of({name: bytes_digest(content) for name, content in files.items()})
 
 
@@ -40,7 +40,7 @@ def unpack_folder(content: bytes, folder: Path) -> None:
     """Write the files below `folder`.
 
     Raises:
-        CheckpointError: it is no such tar, or would write elsewhere.
+        CheckpointError: the tar is damaged, or would write elsewhere.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:

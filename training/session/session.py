@@ -1,6 +1,6 @@
-"""What does a Ray Train function get from `ray.train.report`, `get_checkpoint`, `get_dataset_shard` and `get_context`?
+"""How do `ray.train.report`, `get_checkpoint` and `get_dataset_shard` work on penstock's workers?
 
-Ray Train asks one object of the process for all of them; on penstock's workers it is this one.
+Ray Train calls one object of the process for all of them: a `Session`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
-from penstock.messages import describe_error
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
@@ -39,34 +38,31 @@ from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.session.shard import Shard
 from penstock.training.state import TrainState
-from penstock.usercode.capture import UserCode
 
-__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch", "whole_datasets"]
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
 
 GENERATORS = "generators.safetensors"
-"""As `ranks` each rank's random generators, uint8[ranks, n], and as `batches` how many the loop has taken of the split."""
+"""Holds `ranks`, each rank's random generators, uint8[ranks, n], and `batches`, the number that the loop has taken."""
 
 _TRAIN = "train"
 
 
 class StopAtCheckpoint(BaseException):
-    """Leaves the user's function after a report, because the driver asked for a stop. No Exception: a loop may catch those."""
+    """Leaves the user's function at a stop. Not an Exception, which a loop may catch."""
 
 
 class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no types for it
-    """One rank's.
+    """A loop's session on one rank.
 
     Args:
-        job: what is trained.
-        group: the ranks.
-        facts: what is the same in every checkpoint of this worker group; its state is where training goes on.
-        checkpoint: the one that training continues from.
-        own: what user code logs between reports.
-        courier, writer: on rank 0, news for the driver and the way to the checkpoints.
+        facts: the same in every checkpoint of this worker group; its state is the start.
+        checkpoint: training continues from it.
+        own: values that user code logs between reports.
+        courier, writer: of events and checkpoints, on rank 0.
         digest: of the weights in a reported folder, by its files.
-        apart: files of a reported folder that a checkpoint holds as files of their own, so that a registry can keep them alone.
-        knows_epochs: the loop itself knows at a report whether its epoch is over, as a framework's trainer does: after the last
-            batch it is. A user's is over when the loop has left its pass over the rows, and not a report sooner.
+        apart: files of a reported folder that a checkpoint keeps as separate files, for a registry.
+        knows_epochs: a report after the last batch ends the epoch, as in a framework's trainer. In a user's loop the epoch ends
+            when the loop leaves its pass over the rows.
     """
 
     def __init__(
@@ -83,13 +79,14 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         knows_epochs: bool = False,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
-        self._whole = _whole(job)
+        self._whole = {name for name, share in job.spec.datasets.items() if share == "whole"}
+        """Datasets that are not split over the ranks."""
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self._knows_epochs = knows_epochs
         self._nondeterministic: dict[str, None] = {}
         """Nondeterministic operations that the loop used."""
         self.state = TrainState(facts.step, facts.epoch, facts.position)
-        """Where the newest checkpoint stands."""
+        """State of the newest checkpoint."""
         self.first_pass_is_empty = at_last_batch(job, facts.position)
         """Whether the checkpoint was reported inside a pass, after its last batch."""
         self._epoch, self._position = facts.epoch, facts.position
@@ -103,7 +100,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._newest: ray.train.Checkpoint | None = None
         self._generators: torch.Tensor | None = None
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
-        """What a look at the batch taken last has to put back; None once something was reported since."""
+        """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is not None:
             folder = Path(self._temporary.name)
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
@@ -116,49 +113,49 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
                 self._generators = there["ranks"][group.rank]
 
     def close(self) -> None:
-        """Remove what was unpacked."""
+        """Delete the unpacked folder."""
         self._temporary.cleanup()
 
     @property
     def exactness(self) -> str:
-        """What can be claimed so far, with the nondeterministic operations of the loop."""
+        """The exactness so far, with the nondeterministic operations of the loop."""
         reasons = (f"{operation} is not deterministic" for operation in self._nondeterministic)
         return functools.reduce(with_reason, reasons, self._facts.exactness)
 
     def nondeterministic_op(self, operation: str) -> None:
-        """A nondeterministic operation was used; it counts where gradients are recorded or computed."""
+        """Record a nondeterministic operation, if gradients are recorded or computed."""
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             self._nondeterministic[operation] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
-        """The newest that was reported; at a start the newest valid one of the run."""
+        """Return the newest reported checkpoint; at the start the newest valid one of the run."""
         return self._newest
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
-        """Not kept here.
+        """Refuse: only the newest is kept.
 
         Raises:
             SpecError: always.
         """
         raise SpecError(
-            "ray.train.get_all_reported_checkpoints() is not there in a pipeline",
+            "ray.train.get_all_reported_checkpoints() is not supported in a pipeline",
             next_step="ray.train.get_checkpoint() gives the newest; train.checkpoint.best keeps the best",
         )
 
     @property
     def stop_wanted(self) -> bool:
-        """On rank 0, whether the driver asks for a stop: the next report with a checkpoint is the last."""
+        """Whether the driver asks for a stop, on rank 0: the next report with a checkpoint is the last."""
         return self._courier is not None and self._courier.stop_requested.is_set()
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
-        """As `shard`, for Ray's own function."""
+        """Return `shard`, for Ray's own function."""
         return self.shard(dataset_info.dataset_name or _TRAIN)
 
     def shard(self, name: str) -> Shard:
-        """This rank's `Shard` of a split: one object for each name, so that its epochs are counted.
+        """Return this rank's `Shard` of a split: one object for each name, which counts epochs.
 
         Raises:
-            SpecError: `name` is no split, or one without rows.
+            SpecError: `name` is not a split with rows.
         """
         rows = self._job.manifest.rows
         if name not in SPLITS or not rows.get(name):
@@ -198,11 +195,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         checkpoint_upload_fn: Any = None,
         validation: Any = False,
     ) -> None:
-        """Chart rank 0's metrics; commit the folder of the ranks that have one, with the place in the rows. A collective.
+        """Chart rank 0's metrics; commit the ranks' folders, if any, with the place in the rows. A collective.
 
         Raises:
-            StopAtCheckpoint: the driver wants training to stop, and this state is saved.
-            SpecError: an argument is given that a pipeline does not honour.
+            StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
+            SpecError: a pipeline does not support a given argument.
         """
         refused = {
             "checkpoint_dir_name": checkpoint_dir_name,
@@ -211,9 +208,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         }
         for name, value in refused.items():
             if value is not None:
-                raise SpecError(f"ray.train.report: {name} is not honoured in a pipeline", next_step="take it out")
+                raise SpecError(f"ray.train.report: {name} is not supported in a pipeline", next_step="take it out")
         self._before = None
-        # Two reports after one batch are two steps of the charts; the next batch is counted as if there had been one.
+        # Two reports after one batch are two steps of the charts; the count of batches does not change.
         self._reported_step = max(self._step, self._reported_step + 1)
         values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         point = Point(now_ms(), self._reported_step, {**self._times(), **self._own.totals(), **values})
@@ -233,14 +230,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._save(files, values)
         if checkpoint is not None:
             self._newest = checkpoint
-        if stop and (self._knows_epochs or not at_last):  # what stands behind the last batch is no place to continue from
+        if stop and (self._knows_epochs or not at_last):  # after the last batch of a pass a user's loop cannot continue
             raise StopAtCheckpoint
 
     def _times(self) -> dict[str, float]:
-        """Seconds since the report before, and of the waits among them each rank's. A collective.
-
-        What a rank does between two passes, such as validating, is of no step.
-        """
+        """Sum up each rank's seconds in passes and waits since the last report. A collective."""
         ranks = range(self._group.world_size)
         if self._batch_since_s is not None:
             self._done()
@@ -258,15 +252,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return values
 
     def _done(self) -> None:
-        """The loop comes back for the next batch."""
+        """End the time of a batch: the loop requests the next."""
         if self._batch_since_s is not None:
             self._learn_s += time.perf_counter() - self._batch_since_s
         self._batch_since_s = None
 
     def _ended(self, epoch: int, looked: bool) -> bool:
-        """A pass of the train split is over: the loop's next one is another epoch, unless it has only looked at a batch."""
+        """End a pass of the train split; False if the loop has only looked at a batch, so that the pass does not count."""
         if epoch != self._epoch:
-            return True  # one that was left long ago
+            return True  # an abandoned pass
         if looked and self._before is not None:
             self._step, self._position, self._rows, self._rows_since, self._wait_s, self._generators = self._before
             self._batch_since_s = self._before = None
@@ -275,10 +269,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return True
 
     def _passed(self, epoch: int, batch: Batch, position: int, wait_s: float) -> None:
-        """A batch of the train split goes to the loop: what it reports from now on counts it."""
+        """Count a batch of the train split that the loop gets."""
         start = self._position if epoch == self._epoch else 0
         self._before = (self._step, start, self._rows, self._rows_since, self._wait_s, self._generators)
-        if self._generators is not None:  # what the function drew before, to build its model, is behind it
+        if self._generators is not None:  # the loop has built its model
             restore_rng(self._generators, self._group.device)
             self._generators = None
         self._step += 1
@@ -292,12 +286,12 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     def _post_progress(self) -> None:
         if self._courier is not None:
             rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
-            epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes, of the one that is over
+            epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes: the finished one
             total = self._job.total_steps if self._knows_epochs else None
             self._courier.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
 
     def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
-        """What all ranks report, in one folder; None where none reports a folder. Empty on all but rank 0."""
+        """Merge the folders that the ranks report; None if there are none. Empty on all but rank 0."""
         own: dict[str, bytes] | None = None
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
@@ -345,63 +339,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
 
 def at_last_batch(job: TrainJob, position: int) -> bool:
-    """Whether all rows of an epoch are behind `position`.
+    """Whether `position` is after all rows of an epoch.
 
-    A user's loop that reports there is still inside its pass, and what it saves says so. Continued from it, the loop would find
-    that pass empty, and may ask for the loss of a batch that it has not had.
+    A user's loop that reports there is still inside its pass: continued, it would find that pass empty, and may need the loss
+    of a batch that it did not get.
     """
     return position >= job.order.epoch_rows
-
-
-def _whole(job: TrainJob) -> Collection[str]:
-    """The datasets that are not cut over the ranks."""
-    if job.data_config is not None:
-        return whole_datasets(job.data_config)
-    assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
-    return [name for name, how in job.spec.datasets.items() if how == "whole"]
 
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)
-
-
-def whole_datasets(code: UserCode) -> frozenset[Split]:
-    """The datasets that every worker gets all of.
-
-    Args:
-        code: of a DataConfig, or of a class or function that makes one without arguments. Its `enable_shard_locality` is taken
-            whatever it says: a hint where rows should lie, which changes no share.
-
-    Raises:
-        SpecError: it is none, or asks for what penstock's feed does not do, each by its name.
-    """
-    config = code.load()
-    if not isinstance(config, ray.train.DataConfig) and callable(config):
-        try:
-            config = config()
-        except Exception as error:  # the user's code
-            raise SpecError(f"train.datasets: {code.target}() failed: {describe_error(error)}") from error
-    if not isinstance(config, ray.train.DataConfig):
-        raise SpecError(
-            f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
-            next_step="or write which are whole: train.datasets: {validation: whole}",
-        )
-    cut = list(SPLITS) if config._datasets_to_split == "all" else config._datasets_to_split
-    problems = [
-        f"its own {name}() works on Ray Data's datasets, and these rows come from penstock's feed"
-        for name in ("configure", "default_ingest_options")
-        if getattr(type(config), name) is not getattr(ray.train.DataConfig, name)
-    ]
-    if config._user_execution_options is not None:
-        problems.append("execution_options are Ray Data's, which prepares nothing here")
-    problems += [f"datasets_to_split names {name!r}; there are {', '.join(SPLITS)}" for name in cut if name not in SPLITS]
-    if problems:
-        raise SpecError(
-            f"train.datasets: {code.target} asks for what a pipeline does not do",
-            problems=problems,
-            next_step="keep DataConfig(datasets_to_split=[...]); what changes rows belongs under preprocess, their order "
-            "under shuffle",
-        )
-    return frozenset(split for split in SPLITS if split not in cut)

@@ -1,8 +1,8 @@
-"""What does `ray.train.get_dataset_shard(name)` give? An object with the methods of Ray's DataIterator, fed by penstock's feed.
+"""The result of `ray.train.get_dataset_shard(name)`: Ray's DataIterator on penstock's feed.
 
 One pass over the rows is an epoch in the spec's order, on each rank its share. The place in the rows is an epoch and a number
 of rows, so a loop that reports in the middle of an epoch continues with the next batch. Source: ray.data.DataIterator, whose
-iterables begin another epoch with each `iter()`.
+iterables start another epoch with each `iter()`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
-from penstock.training.session.kept_rows import OpenFeed, kept_rows
 
 __all__ = ["Shard"]
+
+OpenFeed = Callable[[int, torch.device], Feed]
+"""(rows of a global batch, device) -> this rank's batches."""
 
 _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
 _NOT_THERE = {
+    "materialize": "iterate over the shard itself: its rows are prepared and prefetched already",
     "iter_epochs": "walk iter_torch_batches() or iter_batches() once in each epoch",
     "to_torch": "take iter_torch_batches()",
 }
@@ -41,14 +44,14 @@ class Shard:
     Args:
         name: of the dataset, for messages.
         schema: of the rows.
-        rows: how many there are, of all ranks that share them.
-        shares: how many ranks share them; 1 where each gets all.
+        rows: number of rows, of all ranks that share them.
+        shares: number of ranks that share them; 1 if each gets all.
         open_feed: opens this rank's feed.
-        device: where torch batches go unless the loop says otherwise.
-        passed: called with each batch before the loop gets it: (epoch, batch, position, seconds waited for it).
-        done: called when the loop comes back for the next batch.
-        ended: called when a pass is over, with its epoch and whether one batch was only looked at; False if it does not count.
-        start: (epoch, position) where the first pass begins.
+        device: default of torch batches.
+        passed: called with each batch before the loop gets it: (epoch, batch, position, seconds of waiting).
+        done: called when the loop requests the next batch.
+        ended: called at the end of a pass with its epoch and whether it had one batch only; False if it does not count.
+        start: (epoch, position) of the first pass.
     """
 
     def __init__(
@@ -87,13 +90,13 @@ class Shard:
         pin_memory: bool = False,
         **refused: Any,
     ) -> Iterable[Any]:
-        """Dicts of tensors, or the results of `collate_fn` on batches of numpy arrays (or what its class takes).
+        """Return dicts of tensors, or results of `collate_fn` on batches of numpy arrays (or its class's input).
 
-        Each `iter()` of the returned object begins another epoch, as Ray's does.
+        Each `iter()` of the returned object starts another epoch, as with Ray.
 
         Args:
-            prefetch_batches, pin_memory: taken; the feed reads ahead and pins by itself.
-            batch_size: rows on this rank; None is all of them.
+            prefetch_batches, pin_memory: ignored; the feed prefetches and pins by itself.
+            batch_size: rows on this rank; None is all.
             dtypes: one, or by column.
             device: `auto` is this rank's.
         """
@@ -115,26 +118,22 @@ class Shard:
         drop_last: bool = False,
         **refused: Any,
     ) -> Iterable[Any]:
-        """Batches as dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
+        """Return batches as dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
 
-        Each `iter()` of the returned object begins another epoch, as Ray's does.
+        Each `iter()` of the returned object starts another epoch, as with Ray.
 
         Raises:
-            SpecError: an argument that would ask for another order than the pipeline file's, or another format.
+            SpecError: an argument would change the order of the pipeline file, or the format is unknown.
         """
         _refuse(self._name, refused)
         forms = {None: _table, "default": _arrays, "numpy": _arrays, "pandas": _frame, "pyarrow": _table}
         if batch_format not in forms:
-            raise SpecError(f"iter_batches: batch_format {batch_format!r}; it is one of numpy, pandas and pyarrow")
+            raise SpecError(f"iter_batches: batch_format is {batch_format!r}; it can be numpy, pandas or pyarrow")
         return _Epochs(lambda: self._batches(batch_size, drop_last), lambda batch: forms[batch_format](batch.columns))
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
-        """Rows, each a dict. Each `iter()` of the returned object begins another epoch, as Ray's does."""
+        """Return rows as dicts. Each `iter()` of the returned object starts another epoch, as with Ray."""
         return _Epochs(lambda: (row for batch in self._batches(256, False) for row in _rows(batch)), lambda row: row)
-
-    def iterator(self) -> Shard:
-        """The shard itself, as Ray's materialized datasets have it."""
-        return self
 
     def to_tf(
         self,
@@ -147,14 +146,14 @@ class Shard:
         drop_last: bool = False,
         **refused: Any,
     ) -> Any:
-        """A `tf.data.Dataset` of features and labels; each pass over it is an epoch.
+        """Return a `tf.data.Dataset` of features and labels; each pass over it is an epoch.
 
         Args:
             feature_columns, label_columns, additional_columns: one name gives a tensor, a list of names a dict of them.
-            prefetch_batches: taken; the feed reads ahead by itself.
+            prefetch_batches: ignored; the feed prefetches by itself.
 
         Raises:
-            SpecError: TensorFlow is not installed, or the rows have no such column.
+            SpecError: TensorFlow is not installed, or a column does not exist.
         """
         _refuse(self._name, refused)
         chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
@@ -162,46 +161,25 @@ class Shard:
             self._name, self._schema, chosen, lambda: iter(self.iter_batches(batch_size=batch_size, drop_last=drop_last))
         )
 
-    def materialize(self) -> Shard:
-        """A shard whose epochs all have this rank's rows of the first one, in the same order, from memory.
-
-        Its epochs are those of the training, as the shard's own are, so that a loop continues in the middle of one.
-
-        Raises:
-            SpecError: the rows take more than half of the memory that is free, or a column packs rows of several lengths.
-        """
-        return Shard(
-            self._name,
-            self._schema,
-            self._rows,
-            self._shares,
-            kept_rows(self._name, self._schema, self._rows, self._shares, self._open_feed),
-            self._device,
-            self._passed,
-            self._done,
-            self._ended,
-            self._next,
-        )
-
     def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
+        """Return names and types of the columns."""
         return _table(
             {column.name: torch.zeros(0, *column.shape, dtype=getattr(torch, column.dtype)) for column in self._schema.columns}
         ).schema
 
     def count(self) -> int:
-        """Rows of the dataset, of all ranks that share it."""
+        """Count the rows, of all ranks that share them."""
         return self._rows
 
     def stats(self) -> str:
-        """A line about the shard."""
+        """Describe the shard in a line."""
         return f"{self._name}: {counted(self._rows, 'row')}, prepared by penstock, shared by {counted(self._shares, 'worker')}"
 
     def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
-        """One pass: the next epoch, or the rest of the one in which training resumed.
+        """Iterate over the next epoch, or the rest of the resumed one.
 
         Raises:
-            SpecError: another pass has begun since.
+            SpecError: another pass was started meanwhile.
         """
         own = batch_size if batch_size is not None else -(-self._rows // self._shares)
         whole = own * self._shares
@@ -211,7 +189,7 @@ class Shard:
         self._open = this = _Pass(epoch, position)
         self._next = (epoch + 1, 0)
         feed = self._open_feed(whole, device or torch.device("cpu"))
-        # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
+        # As with Ray, all ranks get equally many batches: one too small for all is dropped.
         fewest = whole if drop_last else self._shares
         asked_s = time.perf_counter()
         try:
@@ -224,9 +202,9 @@ class Shard:
                 yield batch
                 if self._open is not this:
                     raise SpecError(
-                        f"the shard {self._name!r}: a pass over its rows goes on although a later one has begun; each pass is "
-                        "an epoch, and two at once (zip(loader, loader), or one inside the other) cannot be counted",
-                        next_step="end a pass before the next one begins, or keep the rows of one in a list",
+                        f"the shard {self._name!r}: two passes over its rows at once (zip(loader, loader), or one inside the "
+                        "other) cannot be counted: each pass is an epoch",
+                        next_step="end a pass before the next one, or keep the rows of one in a list",
                     )
                 self._done()
                 asked_s = time.perf_counter()
@@ -243,7 +221,7 @@ class Shard:
 
 @dataclass
 class _Pass:
-    """A pass over the rows: how many batches it gave, and whether it gave all."""
+    """A pass over the rows: number of batches so far, and whether all were given."""
 
     epoch: int
     start: int
@@ -252,7 +230,7 @@ class _Pass:
 
 
 class _Epochs(Iterable[Any]):
-    """Passes over a shard: each `iter()` begins one."""
+    """Passes over a shard: each `iter()` starts one."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]], form: Callable[[Any], Any]) -> None:
         self._begin, self._form = begin, form
@@ -267,27 +245,28 @@ def _tf_dataset(
     chosen: Sequence[str | list[str]],
     epoch: Callable[[], Iterator[Mapping[str, np.ndarray]]],
 ) -> Any:
-    """A dataset whose elements are tuples with an entry for each of `chosen`: a tensor for a name, a dict for a list of names.
+    """Make a dataset of tuples with an entry for each of `chosen`: a tensor for a name, a dict for a list of names.
 
     Args:
         name: of the shard, for messages.
-        epoch: begins a pass over the rows in batches.
+        epoch: starts a pass over the rows in batches.
 
     Raises:
-        SpecError: TensorFlow is not installed, or there is no such column.
+        SpecError: TensorFlow is not installed, or a column does not exist.
     """
     try:
         import tensorflow as tf
     except ImportError as error:
         raise SpecError(
             f"the shard {name!r}: to_tf() needs tensorflow, which cannot be imported: {error}",
-            next_step="pip install tensorflow, or take iter_batches(), whose arrays TensorFlow reads",
+            next_step="pip install tensorflow, or use iter_batches(), whose arrays TensorFlow reads",
         ) from error
     there = {column.name: column for column in schema.columns if column.ragged is None}
     for column in (column for columns in chosen for column in ([columns] if isinstance(columns, str) else columns)):
         if column not in there:
             raise SpecError(
-                f"the shard {name!r}: to_tf() has no column {column!r} of one shape", next_step=f"take of {', '.join(there)}"
+                f"the shard {name!r}: to_tf(): {column!r} is not a column of one shape",
+                next_step=f"choose from {', '.join(there)}",
             )
 
     def signature(column: str) -> Any:
@@ -311,7 +290,7 @@ def _refuse(name: str, given: Mapping[str, Any]) -> None:
     for argument, value in given.items():
         if value is not None:
             advice = _ELSEWHERE.get(argument, "take it out")
-            raise SpecError(f"the shard {name!r} does not honour {argument}={value!r}", next_step=advice)
+            raise SpecError(f"the shard {name!r} does not support {argument}={value!r}", next_step=advice)
 
 
 def _arrays(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
-"""How does a framework's training see the rows, and when does it save and validate? As epochs of a known number of steps.
+"""Epochs of a known number of steps for a framework's trainer, and when it saves and validates.
 
-`learn_batches` is the whole loop of a model that learns from one batch after the other, such as Keras' or a package's own.
+`learn_batches` is the whole loop of a model that learns batch by batch, such as Keras' or a package's own.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock.training.session.shard import Shard
 __all__ = ["REPORT_EVERY", "Epochs", "SavePlan", "Validation", "learn_batches", "train_epochs", "validation_epochs"]
 
 REPORT_EVERY = 10
-"""Steps between points of what is measured while training."""
+"""Steps between points of the training metrics."""
 
 
 class Epochs:
-    """A data loader: each `iter()` is an epoch of batches, the first one from where training starts.
+    """A data loader: each `iter()` is an epoch of batches, the first one from the start of training.
 
     Args:
         rows: of a step, on this rank.
@@ -55,7 +55,7 @@ class Epochs:
         return iter(self._shard.iter_torch_batches(batch_size=self._rows, device=self._device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the session keeps the place. With it Lightning knows that an epoch continues in its middle."""
+        """Return an empty state: the session keeps the place. Lightning needs it to continue in mid epoch."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Epochs:
 
 
 def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.device | None = None) -> Epochs:
-    """The train split.
+    """Open the train split.
 
     Raises:
         SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
@@ -71,7 +71,7 @@ def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.de
     steps = replace(job, spec=job.spec.model_copy(update={"epochs": 1, "max_steps": None})).total_steps
     if steps is None:
         raise SpecError(
-            f"shuffle.by_length does not fit {job.spec.framework}, which counts an epoch's steps before it",
+            f"shuffle.by_length does not fit {job.spec.framework}, which needs the number of steps in advance",
             next_step="take it out",
         )
     rest = job.order.epoch_rows % job.spec.batch_rows
@@ -84,7 +84,7 @@ def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.de
 
 
 def validation_epochs(job: TrainJob, group: Group, session: Session) -> Epochs | None:
-    """The validation split, if it has rows."""
+    """Open the validation split, if it has rows."""
     rows = job.manifest.rows.get("validation")
     if not rows:
         return None
@@ -93,7 +93,7 @@ def validation_epochs(job: TrainJob, group: Group, session: Session) -> Epochs |
 
 
 class SavePlan:
-    """When one rank saves and validates, as `train.checkpoint` and `train.validate_every_steps` say.
+    """When a rank saves and validates, by `train.checkpoint` and `train.validate_every_steps`.
 
     `due_*` are collectives: the first rank's clock decides for all.
     """
@@ -115,18 +115,18 @@ class SavePlan:
         return bool(self._group.from_first(planned or candidate or over or self._session.stop_wanted))
 
     def due_at_epochs_end(self, *, last: bool) -> bool:
-        """Whether to save at the end of an epoch; `last` is that of training."""
+        """Whether to save at the end of an epoch, the `last` one of training or not."""
         checkpoint = self._spec.checkpoint
         wanted = checkpoint.every_epoch or checkpoint.best is not None or last
         return bool(self._group.from_first(wanted or self._session.stop_wanted))
 
     def saved(self) -> None:
-        """Start `every_s` again: a checkpoint was handed over."""
+        """Restart `every_s` after a save."""
         self._saved_s = time.monotonic()
 
 
 class Validation:
-    """The validation split measured with penstock's metrics, each rank its share."""
+    """Measures the validation split with penstock's metrics, each rank its share."""
 
     def __init__(self, job: TrainJob, group: Group, model: TrainedModel) -> None:
         self._model, self._group = model, group
@@ -136,7 +136,7 @@ class Validation:
             self._feed = open_job_feed(job, "validation", group.rank, group.world_size, model.device)
 
     def values(self) -> dict[str, float]:
-        """`val/loss` and the metrics; empty without rows. A collective."""
+        """Measure `val/loss` and the metrics; empty without rows. A collective."""
         return measured(self._model, self._feed, self._metrics, self._group) if self._feed is not None else {}
 
 
@@ -157,7 +157,7 @@ def learn_batches(
     Raises:
         DataError: the feed gives no batch.
         TrainingError: a loss is not a number, and `train.on_nan` is `stop`.
-        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+        StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     rows = train_epochs(job, group, session, model.device)
     plan, validation = SavePlan(job, group, session), Validation(job, group, model)
@@ -189,7 +189,7 @@ def learn_batches(
                 report(save=True)
             elif validates or step % REPORT_EVERY == 0:
                 report(save=False)
-        if step == before:  # asking again would give nothing again, for ever
+        if step == before:  # else an endless loop
             raise DataError(f"the train feed gave no batch at step {step:,}")
         values |= validation.values()
         report(save=plan.due_at_epochs_end(last=step >= last))

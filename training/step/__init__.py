@@ -1,4 +1,4 @@
-"""How does one optimizer step happen, the same on one rank or many?
+"""How is one optimizer step computed, the same on one rank or many?
 
-Words: a *step* is one optimizer step over one global batch. Public: `learner`.
+A *step* is one optimizer step over one global batch. Public: `learner`.
 """

@@ -1,19 +1,18 @@
 """How do the gradients of all ranks become one mean, with the same bits in a resumed process? By DDP.
 
-DDP collects gradients in buckets and adds up each bucket over the ranks. Four things are ours:
+DDP collects gradients in buckets and adds up each bucket over the ranks. Penstock changes four things:
 
-- **Where a gradient lies.** The sum over more than two ranks depends on where in its bucket a value lies, and DDP lays the
-  buckets out anew after its first backward: a resumed process, which begins with the first layout again, would differ in the
-  last bit. So each process begins with a backward of zeros, in an order that no data decide; what counts comes after it.
-- **Parameters that a backward does not reach.** The other ranks wait for their part of the sum, so it is sent: zeros. DDP's own
-  way (`find_unused_parameters`) searches the graph in every step and tells the ranks what it found in one more collective,
-  which costs a small model a fifth of its speed. Here each rank's counts travel in a bucket, as the gradient of one parameter
-  more.
+- **Place of a gradient.** The sum over more than two ranks depends on a value's place in its bucket, and DDP rebuilds the
+  buckets after its first backward: a resumed process, which starts with the first buckets, would differ in the last bit. So
+  each process starts with a backward of zeros, in an order that does not depend on data.
+- **Parameters that a backward does not reach.** The other ranks wait for their part of the sum, so zeros are sent. DDP's own
+  way (`find_unused_parameters`) searches the graph in every step and adds a collective, which costs a small model a fifth of
+  its speed. Here each rank's flags are the gradient of one more parameter in a bucket.
 - **Parameters that no rank reached in a step** keep no gradient, so that weight decay and momentum leave them alone, as they do
   on a single rank.
-- **Sparse gradients** of embeddings. Gloo's own sum of sparse tensors writes where it must not while anything else is summed
-  (torch 2.13: two `all_reduce` at once, one of them sparse, end a process within minutes), and NCCL has none. So they are kept
-  from DDP, and their rows are gathered from all ranks.
+- **Sparse gradients** of embeddings. Gloo's sum of sparse tensors corrupts memory beside another sum (torch 2.13: two
+  `all_reduce` at once, one of them sparse, crash a process within minutes), and NCCL has none. So DDP ignores them, and their
+  rows are gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -42,11 +41,10 @@ class _LossModule(nn.Module):
         super().__init__()
         self.reached = reached
         self.model = model
-        # In tuples, because a module (or a second name for one) set as an attribute would be registered and reduced twice.
+        # In a tuple: a module set as an attribute would be registered and reduced twice.
         self._hidden = (recipe, callee, autocast)
         self.seconds = 0.0
-        """Spent in the recipe's loss so far. Inside, where no rank waits for another: of ranks that meet in every step it shows
-        which one is slow."""
+        """Spent in the recipe's loss so far, without waits for other ranks: it shows which rank is slow."""
 
     def forward(self, batch: Columns | None) -> Tensor:
         if batch is None:
@@ -65,7 +63,7 @@ class Gradients:
     Args:
         recipe: the user's.
         model: whose parameters get gradients.
-        callee: what the recipe calls: the model, or its compiled form.
+        callee: the model, or its compiled form, which the recipe calls.
         autocast: makes the context of the forward pass.
         scaler: scales losses before their backward pass.
     """
@@ -87,13 +85,13 @@ class Gradients:
         Args:
             part: rows on the device; None for a rank without rows.
             weight: such that the sum over all parts and ranks, divided by the ranks, is the mean loss of the global batch.
-            last: whether the step's gradients are complete with it.
+            last: whether this part completes the step's gradients.
 
         Returns:
             The part's mean loss, a scalar on the device.
         """
         loss: Tensor = self._module(part)
-        scaled = self._scaler.scale(loss * weight)  # also without rows, or the scaler does not know its device
+        scaled = self._scaler.scale(loss * weight)  # also without rows: the scaler learns its device here
         if part is not None:
             scaled.backward()
         return loss.detach()
@@ -112,30 +110,30 @@ class MeanGradients(Gradients):
         self._sparse = [index for index, parameter in enumerate(self._trained) if id(parameter) in sparse]
         first = self._trained[0]
         self._all = torch.ones(len(self._trained), dtype=first.dtype, device=first.device)
-        # Its gradient says of each parameter whether this rank reached it.
+        # Its gradient holds a flag for each parameter: whether this rank reached it.
         self._reached = nn.Parameter(torch.zeros_like(self._all))
-        self._settle(_LossModule(recipe, model, callee, autocast, self._reached))
-        self._passed: set[int] = set()
+        self._wrap(_LossModule(recipe, model, callee, autocast, self._reached))
+        self._hooked: set[int] = set()
         for index, parameter in enumerate(self._trained):
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._passed.add(index))
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._hooked.add(index))
 
-    def _settle(self, module: nn.Module) -> None:
+    def _wrap(self, module: nn.Module) -> None:
         sparse = {id(self._trained[index]) for index in self._sparse}
         named = module.named_parameters(remove_duplicate=False)
         ignored = [name for name, parameter in named if id(parameter) in sparse]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
         for index in self._sparse:
-            dist.broadcast(self._trained[index].detach(), src=0)  # as DDP does with those that it has
+            dist.broadcast(self._trained[index].detach(), src=0)  # as DDP does for dense ones
         self._module = DistributedDataParallel(module)
         self._module(None)
         dense = [parameter for parameter in self._trained if id(parameter) not in sparse]
         for parameter in [*reversed(dense), self._reached]:
             torch.autograd.backward([parameter], [torch.zeros_like(parameter)])
-        self._module.zero_grad()  # which only the last of them, by completing the sum, has put there for good
+        self._module.zero_grad()  # the last backward has completed the sum
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
-        """As on one rank; with the last part a collective."""
-        self._passed.clear()
+        """See `Gradients.add`; with the last part a collective."""
+        self._hooked.clear()
         with nullcontext() if last else self._module.no_sync():
             loss = super().add(part, weight, last=last)
         if last:
@@ -143,15 +141,15 @@ class MeanGradients(Gradients):
         return loss
 
     def _complete(self) -> None:
-        """Send what the last backward did not reach, and take away the gradients that no rank has."""
-        late = [index for index in range(len(self._trained)) if index not in self._passed]
+        """Send zeros for unreached parameters, and remove gradients that no rank has."""
+        late = [index for index in range(len(self._trained)) if index not in self._hooked]
         unused = [index for index in late if self._trained[index].grad is None]
         reached = self._all
         if unused:
             reached = reached.clone()
             reached[unused] = 0
         parameters = [self._trained[index] for index in late if index not in self._sparse]
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the recipe, since it was built
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the recipe, after it was built
         for parameter in frozen:
             parameter.requires_grad_(True)
         torch.autograd.backward([*parameters, self._reached], [*map(torch.zeros_like, parameters), reached])
@@ -159,16 +157,13 @@ class MeanGradients(Gradients):
             parameter.requires_grad_(False)
         self._complete_sparse()
         counted, self._reached.grad = self._reached.grad, None
-        if unused and counted is not None:  # where all is used, as mostly, there is no wait for the device
+        if unused and counted is not None:  # else no wait for the device
             for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None
 
     def _complete_sparse(self) -> None:
-        """Put the mean over the ranks in place of sparse gradients; a rank may have none.
-
-        What is sent are rows, as many from each rank as the one with most of them has.
-        """
+        """Replace sparse gradients by their mean over the ranks; every rank sends as many rows as the rank with most."""
         if not self._sparse:
             return
         parameters = [self._trained[index] for index in self._sparse]
@@ -179,27 +174,27 @@ class MeanGradients(Gradients):
         counts = counts.to(parameters[0].device)
         dist.all_reduce(counts)
         for parameter, parts, numbers in zip(parameters, own, counts.t().tolist(), strict=True):
-            rows, values = (_gathered(part, numbers) for part in parts)
+            rows, values = (_gather_rows(part, numbers) for part in parts)
             mean = torch.sparse_coo_tensor(rows[None], values / ranks, parameter.shape, check_invariants=True)
             parameter.grad = mean.coalesce()
 
 
 def _rows_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows of a parameter have a gradient on this rank, int64[n], and their gradients, [n, ...]."""
+    """Return the rows of a parameter that have a gradient on this rank, int64[n], and their gradients, [n, ...]."""
     gradient = parameter.grad
     if gradient is None:
         return torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.new_empty(0, *parameter.shape[1:])
     if not gradient.is_sparse:
         raise TrainingError(
-            f"the weight {list(parameter.shape)} of an embedding with sparse=True has a dense gradient: it has another use",
+            f"the weight {list(parameter.shape)} of an embedding with sparse=True has a dense gradient: another layer uses it",
             next_step="take sparse=True from the embedding, or give the other layer a weight of its own",
         )
     gradient = gradient.coalesce()
     return gradient.indices()[0], gradient.values()
 
 
-def _gathered(own: Tensor, numbers: list[int]) -> Tensor:
-    """All ranks' rows, one rank's after the other. A collective."""
+def _gather_rows(own: Tensor, numbers: list[int]) -> Tensor:
+    """Gather all ranks' rows, in the order of the ranks. A collective."""
     padded = own.new_zeros(max(numbers), *own.shape[1:])
     padded[: len(own)] = own
     everyones = [torch.empty_like(padded) for _ in numbers]

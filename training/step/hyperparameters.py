@@ -1,7 +1,6 @@
-"""Which hyperparameters has a recipe set, and which of them may change when training continues?
+"""Which hyperparameters does a recipe set, and which may change when training continues?
 
-The optimizer and the schedule are compared as they were made, before the first step: what a schedule does to them later is not
-a change. A checkpoint's manifest keeps this form as text.
+The optimizer and the schedule are compared as made, before the first step. A checkpoint's manifest keeps them as text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.training.step.several import SeveralOptimizers
 __all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of", "replay"]
 
 OPTIMIZER = "optimizer"
-"""The name among a checkpoint's settings."""
+"""Its name among the hyperparameters."""
 
 _NO_OPTIONS = ("params", "param_names")
 
@@ -30,7 +29,7 @@ _SHORT = 40
 
 
 def hyperparameters_of(optimizer: Optimizer | SeveralOptimizers, scheduler: Any, every: str) -> dict[str, str]:
-    """Optimizer and schedule as they were just made: name to value as JSON, a list where parameter groups differ."""
+    """Describe a new optimizer and schedule: name to value as JSON, a list where parameter groups differ."""
     groups = [{name: value for name, value in group.items() if name not in _NO_OPTIONS} for group in optimizer.param_groups]
     found = {OPTIMIZER: optimizer.kind if isinstance(optimizer, SeveralOptimizers) else type(optimizer).__name__}
     for name in dict.fromkeys(name for group in groups for name in group):
@@ -43,13 +42,13 @@ def hyperparameters_of(optimizer: Optimizer | SeveralOptimizers, scheduler: Any,
 
 
 def changed_hyperparameters(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names whose values differ, all of which can be applied to a checkpoint's state.
+    """Return the names whose values differ; all can be applied to a checkpoint's state.
 
     Raises:
-        ResumeError: the state of the checkpoint's optimizer would not fit; all reasons are listed.
+        ResumeError: the state of the checkpoint's optimizer does not fit; all reasons are listed.
     """
     changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    # One that a version of torch has added has its default on both sides.
+    # An option that a new torch has added is at its default.
     options = [name for name in changed if "scheduler" not in name and name in then and name in now]
     refused = [name for name in options if not _applies(name, then[name], now[name])]
     if refused:
@@ -62,7 +61,7 @@ def changed_hyperparameters(then: Mapping[str, str], now: Mapping[str, str]) -> 
 
 
 def format_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """`name before -> after` for people, without values that follow from another one."""
+    """Format `name before -> after`, without values that follow from others."""
     shown = [name for name in names if "._" not in name and name not in ("initial_lr", "scheduler.base_lrs")] or names
     pairs = [(name, then.get(name, "none"), now.get(name, "none")) for name in shown]
     return [f"{name} {a} -> {b}" if max(len(a), len(b)) <= _SHORT else name for name, a, b in pairs]
@@ -72,14 +71,14 @@ def replay(scheduler: Any, times: int) -> None:
     """Advance a changed schedule to the step that training has reached.
 
     Raises:
-        ResumeError: it is shorter than that.
+        ResumeError: the schedule is shorter.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no optimizer's step came before
+            warnings.simplefilter("ignore")  # torch warns that no optimizer's step came before
             for _ in range(times):
                 scheduler.step()
-    except Exception as error:  # a user's, or torch's of a schedule that has an end
+    except Exception as error:  # the user's, or torch's at the end of a schedule
         raise ResumeError(
             f"the recipe's {type(scheduler).__name__} has changed and cannot be brought to step {times:,}: {error}",
             next_step="make the schedule longer, undo the change, or start over with `penstock run FILE --fresh`",
@@ -87,7 +86,7 @@ def replay(scheduler: Any, times: int) -> None:
 
 
 def _applies(name: str, then: str, now: str) -> bool:
-    """Whether the next step can take the new value: numbers, but for a momentum whose buffer only one of the two has."""
+    """Whether the new value can be applied: numbers can, except a momentum that only one of the two buffers."""
     values = [number for text in (then, now) for number in _leaves(json.loads(text))] if name != OPTIMIZER else [None]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return numbers and not (name == "momentum" and 0 in values)
@@ -106,6 +105,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, torch.dtype | type):
         return str(value)
-    # An object is known by its attributes; its address is another in each process.
+    # Objects are compared by attributes, without addresses.
     state = getattr(value, "__dict__", None)
     return {"class": type(value).__name__, **state} if state else re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -1,4 +1,4 @@
-"""How does one optimizer step happen, the same on one rank or many, and what of it must be saved?
+"""How is one optimizer step computed, the same on one rank or many, and which state is saved?
 
 The global batch is cut into one part per rank. Parts may differ by a row or be empty, so each rank's mean loss is weighted by
 `rows * world_size / global_rows`: after DDP has averaged over the ranks, the gradient is that of the mean over the global
@@ -43,12 +43,11 @@ class Learner:
     """Model, optimizer, scheduler and gradient scaler of one rank.
 
     Args:
-        recipe: the user's.
-        model: as `build_model` returned it.
+        model: the result of `build_model`.
         spec: precision, accumulation, clipping, learning rate.
         group: the ranks that train together.
         packed: columns of lists that batches hold packed.
-        callbacks: see the gradients before each step, are kept with the optimizer, and may show other weights.
+        callbacks: called before each step; saved with the optimizer; may replace the saved weights.
     """
 
     def __init__(
@@ -66,12 +65,11 @@ class Learner:
         self._recipe = recipe
         self._group = group
         self.model = model.to(group.device)
-        # dynamic=False: one kernel per shape. A resumed process must not get other kernels than one that has already seen
-        # the short last batch of an epoch.
+        # dynamic=False: one kernel per shape, so that a resumed process has the same kernels as one after a short batch.
         self.callee: nn.Module = torch.compile(self.model, dynamic=False) if spec.compile else self.model  # type: ignore[assignment]
         made = recipe.optimizer(self.model, spec.learning_rate)
         self.made_optimizer = made
-        """As the recipe's `optimizer` returned it."""
+        """The result of the recipe's `optimizer`."""
         self.optimizer: Any = SeveralOptimizers(made) if isinstance(made, dict) else made
         schedule = recipe.scheduler(made)
         self.scheduler: Any = SeveralSchedules(schedule) if isinstance(schedule, dict) else schedule
@@ -79,7 +77,7 @@ class Learner:
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
-        """As the recipe has set them, before the first step."""
+        """As set by the recipe, before the first step."""
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         self._learns: OwnStep | Gradients
         if recipe.has_training_step:
@@ -89,21 +87,21 @@ class Learner:
             kind = MeanGradients if group.world_size > 1 else Gradients
             self._learns = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
         self.loss_s = 0.0
-        """Seconds that the recipe's loss took in the last step, on this rank."""
+        """Seconds in the recipe's loss in the last step, on this rank."""
 
     def check_callbacks(self) -> None:
-        """Refuse callbacks whose state could be saved but not be read back. Once they have started."""
+        """Refuse started callbacks whose state could be saved but not loaded."""
         if self.callbacks:
             _check_loadable("callbacks", self.callbacks, self.callbacks.state_dict())
 
     def autocast(self) -> Any:
-        """The context of the forward pass."""
+        """Return the context of the forward pass."""
         enabled = self._spec.precision != "fp32"
         return torch.autocast(self._group.device.type, dtype=_DTYPES[self._spec.precision]) if enabled else nullcontext()
 
     @property
     def learning_rate(self) -> float:
-        """Of the first parameter group; NaN for an optimizer of the recipe's without one."""
+        """That of the first parameter group; NaN without one."""
         return float(self.optimizer.param_groups[0].get("lr", math.nan))
 
     def step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
@@ -111,7 +109,7 @@ class Learner:
 
         Args:
             batch: this rank's rows, on its device.
-            rows: how many; may be 0.
+            rows: of this rank; may be 0.
             global_rows: of all ranks.
 
         Returns:
@@ -121,7 +119,7 @@ class Learner:
             TrainingError: the user's code fails.
         """
         before_s = self._learns.loss_s
-        with self._recipe.blaming("a step of training"):
+        with self._recipe.reraise_as_user_error("a step of training"):
             loss = self._step(batch, rows, global_rows)
         self.loss_s = self._learns.loss_s - before_s
         return loss
@@ -160,25 +158,25 @@ class Learner:
     def end_epoch(self) -> None:
         """Step a scheduler that counts epochs."""
         if self.scheduler is not None and self._recipe.scheduler_every == "epoch":
-            with self._recipe.blaming("a step of the scheduler"):
+            with self._recipe.reraise_as_user_error("a step of the scheduler"):
                 self.scheduler.step()
 
     def sync_buffers(self) -> None:
-        """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""
+        """Copy rank 0's buffers (batch norm's running statistics), which are saved, to every rank. A collective."""
         self._group.copy_first(list(self.model.buffers()))
 
     def copy_weights(self) -> Callable[[], dict[str, Tensor]]:
-        """Begin to copy the weights to the CPU; later steps do not change the copy.
+        """Start to copy the weights to the CPU; later steps do not change the copy.
 
         Returns:
-            A function that waits for the copy and gives it. Any thread may call it.
+            A function that waits for the copy and returns it. Any thread may call it.
         """
         shown = {**tensors_of(self.model.state_dict()), **self.callbacks.weights()}
         weights = {name: copied(value) for name, value in shown.items()}
         return after_copy(weights, self._group.device)
 
     def copy_training(self) -> Callable[[], dict[str, Any]]:
-        """As `copy_weights`, everything else that must be saved, packed."""
+        """Start to copy all other saved state, packed; see `copy_weights`."""
         state_dict = self.model.state_dict()
         weights = tensors_of(state_dict)
         training = {
@@ -201,14 +199,14 @@ class Learner:
         *,
         same_callbacks: bool = True,
     ) -> list[str]:
-        """Put copied weights and the unpacked rest back, before the first step.
+        """Load copied weights and the unpacked rest, before the first step.
 
-        Changed hyperparameters count from now on; a changed schedule goes on at the step that training has reached.
+        Changed hyperparameters count from now on; a changed schedule continues at the step that training has reached.
 
         Args:
             reached: the state of training at the checkpoint.
             made_with: the hyperparameters of the checkpoint.
-            same_callbacks: `train.callbacks` is what it was.
+            same_callbacks: `train.callbacks` is unchanged.
 
         Returns:
             The names of the changed hyperparameters.
@@ -262,7 +260,7 @@ def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str
 
 
 def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:
-    """Refuse, before the first step, a state that could be saved but not be read back without unpickling code."""
+    """Refuse, before the first step, a state that could be saved but not loaded without unpickling code."""
     stream = io.BytesIO()
     try:
         torch.save(state, stream)

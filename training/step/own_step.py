@@ -1,7 +1,7 @@
-"""How does a recipe with a `training_step` of its own learn on many ranks as on one?
+"""How does a recipe with its own `training_step` learn on many ranks as on one?
 
-It calls backward and its optimizers itself. Before an optimizer steps, the gradients of that optimizer's parameters become the
-mean over the rows of all ranks: one sum, of all of them in one fixed order, so that a resumed process gets the same bits.
+The recipe calls backward and its optimizers. Before an optimizer's step, the gradients of its parameters become the mean over
+the rows of all ranks: one sum in a fixed order, so that a resumed process gets the same bits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ class OwnStep:
     """One rank's side of such steps.
 
     Args:
-        recipe: the user's.
-        model: as the recipe gets it.
-        optimizer: one, or several under names; the recipe gets the dict then.
-        group: the ranks.
-        autocast: makes the context that the step runs in.
+        optimizer: one, or several by name, which the recipe gets as a dict.
+        autocast: makes the context of the step.
         clip_norm: of each optimizer's gradients.
-        seen: called before each step of an optimizer, when its gradients are complete.
+        on_gradients: called before each step of an optimizer, when its gradients are complete.
     """
 
     def __init__(
@@ -44,15 +41,15 @@ class OwnStep:
         group: Group,
         autocast: Callable[[], Any],
         clip_norm: float | None,
-        seen: Callable[[], None] = lambda: None,
+        on_gradients: Callable[[], None] = lambda: None,
     ) -> None:
         self._recipe, self._model, self._group = recipe, model, group
-        self._autocast, self._clip_norm, self._seen = autocast, clip_norm, seen
+        self._autocast, self._clip_norm, self._on_gradients = autocast, clip_norm, on_gradients
         self._optimizers: Any = optimizer.parts if isinstance(optimizer, SeveralOptimizers) else optimizer
         self._share = 1.0
         self._buffers = list(model.buffers())
         self.loss_s = 0.0
-        """Seconds spent in the recipe's step so far, which on several ranks wait for each other in it."""
+        """Seconds spent in the recipe's step so far, with waits for other ranks."""
         for each in self._optimizers.values() if isinstance(self._optimizers, dict) else [self._optimizers]:
             each.register_step_pre_hook(self._before_step)
 
@@ -64,12 +61,12 @@ class OwnStep:
         """
         if rows == 0:
             raise TrainingError(
-                f"a step has {global_rows} rows for {self._group.world_size} workers, and training_step() needs some on each",
+                f"a step has {global_rows} rows for {self._group.world_size} workers, and training_step() needs one on each",
                 next_step="set train.last_batch to drop or fill",
             )
         self._share = rows / global_rows
         began_s = time.perf_counter()
-        self._group.copy_first(self._buffers)  # as DDP does: a discriminator's may count in its forward pass
+        self._group.copy_first(self._buffers)  # as DDP does: a forward pass may update them
         with self._autocast():
             loss = self._recipe.training_step(self._model, batch, self._optimizers)
         self.loss_s += time.perf_counter() - began_s
@@ -80,18 +77,18 @@ class OwnStep:
         if self._group.world_size > 1:
             if any(given is not None and given is not optimizer for given in (*args, *kwargs.values())):
                 raise TrainingError(
-                    f"{type(optimizer).__name__}.step() gets a closure, which several workers cannot share",
+                    f"{type(optimizer).__name__}.step() got a closure, which several workers cannot share",
                     next_step="call backward() before step(), or set train.workers to 1",
                 )
             self._average(parameters)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._clip_norm)
-        self._seen()
+        self._on_gradients()
 
     def _average(self, parameters: list[Tensor]) -> None:
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
             raise TrainingError(
-                "an embedding with sparse=True and training_step() do not go together on several workers",
+                "an embedding with sparse=True does not work with training_step() on several workers",
                 next_step="take sparse=True from the embedding, or set train.workers to 1",
             )
         flat = [torch.zeros_like(p) if p.grad is None else p.grad * self._share for p in parameters]
@@ -100,5 +97,5 @@ class OwnStep:
         dist.all_reduce(summed)
         *gradients, reached = summed.split([*(p.numel() for p in parameters), len(parameters)])
         for parameter, gradient, ranks in zip(parameters, gradients, reached.tolist(), strict=True):
-            # One that no rank has reached has no gradient, so that momentum and weight decay leave it alone.
+            # A parameter that no rank reached keeps no gradient: no momentum, no weight decay.
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if ranks else None

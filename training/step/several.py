@@ -1,4 +1,4 @@
-"""How do several optimizers, or several schedules, act as one, for a checkpoint and for a resume?"""
+"""Several optimizers, or several schedules, saved and loaded as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SeveralOptimizers", "SeveralSchedules"]
 
 
 class SeveralOptimizers:
-    """Named optimizers as one, in the order of their names. A step of each is the recipe's affair.
+    """Named optimizers as one, in the order of their names. The recipe steps them.
 
     Args:
         parts: by name.
@@ -24,12 +24,12 @@ class SeveralOptimizers:
 
     @property
     def kind(self) -> str:
-        """Which they are: `critic: Adam, generator: SGD`."""
+        """Their classes: `critic: Adam, generator: SGD`."""
         return ", ".join(f"{name}: {type(part).__name__}" for name, part in self.parts.items())
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """All parameter groups, one optimizer's after the other."""
+        """All parameter groups, in the order of the optimizers."""
         return [group for part in self.parts.values() for group in part.param_groups]
 
     @property
@@ -38,7 +38,7 @@ class SeveralOptimizers:
         return {parameter: state for part in self.parts.values() for parameter, state in part.state.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """As one optimizer's: parameters are counted on from one to the next."""
+        """Merge the states; parameters are numbered through all optimizers."""
         state, groups, first = {}, [], 0
         for part in self.parts.values():
             own = part.state_dict()
@@ -48,10 +48,10 @@ class SeveralOptimizers:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Give each its part.
+        """Load the part of each.
 
         Raises:
-            ValueError: there are other groups, or other numbers of parameters.
+            ValueError: the numbers of groups or parameters differ.
         """
         groups, first = iter(saved["param_groups"]), 0
         for name, part in self.parts.items():
@@ -69,7 +69,7 @@ class SeveralOptimizers:
 
 
 class SeveralSchedules:
-    """Named schedules as one; all of them step together."""
+    """Named schedules that step together."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = dict(sorted(parts.items()))
@@ -80,10 +80,10 @@ class SeveralSchedules:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Theirs, by name."""
+        """Collect the states by name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Give each its own."""
+        """Load the state of each."""
         for name, part in self.parts.items():
             part.load_state_dict(saved[name])

@@ -120,7 +120,7 @@ def test_a_slice_of_one_class_breaks_a_floor_of_its_own_and_none_of_its_column()
 
 
 def test_the_edges_of_a_slice_go_up() -> None:
-    with pytest.raises(ValueError, match="the edges of a column go up"):
+    with pytest.raises(ValueError, match="the edges of a column must increase"):
         EvaluateSpec(slices=[{"age": [30, 18]}])
 
 

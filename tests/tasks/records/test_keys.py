@@ -78,18 +78,6 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     assert named == ["code.transforms.py:scale: changed helpers.py"]
 
 
-def test_what_a_loops_own_data_config_says_is_of_the_key_of_training(tmp_path: Path) -> None:
-    file = make(tmp_path)
-    file.write_text(PIPELINE.replace("recipe: model.py:Net, batch_rows: 8", "loop: loop.py:loop, datasets: loop.py:shares"))
-    code = "import ray.train\n\n\ndef loop(config): ...\n\n\ndef shares():\n    return ray.train.DataConfig(['train'])\n"
-    (tmp_path / "loop.py").write_text(code)
-    before = keys_of(file)
-    (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
-    after = keys_of(file)
-    assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
-    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
-
-
 def test_a_registered_model_to_begin_with_counts_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, database = make(tmp_path), f"sqlite:///{tmp_path}/secret-of-the-store.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)

@@ -61,7 +61,7 @@ def test_value_of_one_rank_or_thread_counts_once() -> None:
 
 
 def test_invalid_values_are_refused_by_name() -> None:
-    with pytest.warns(UserWarning, match="outside of a training"):
+    with pytest.warns(UserWarning, match="outside of training"):
         penstock.log("kl", 1.0)
     with collecting(OwnValues(Group(0, 1, CPU), "train")):
         for name, value, problem in [

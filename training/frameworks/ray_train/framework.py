@@ -86,7 +86,7 @@ def _call(job: TrainJob) -> None:
     if not callable(function):
         raise TrainingError(f"train.loop: {job.code.target} is not a function")
     given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
-    with Recipe(function, job.code.target).blaming("train_func"):
+    with Recipe(function, job.code.target).reraise_as_user_error("train_func"):
         function(*given)
 
 

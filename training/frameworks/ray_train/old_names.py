@@ -15,7 +15,7 @@ _TODAY = {
     "ray.train.horovod": f"Horovod is gone from Ray; {_DDP}",
     "ray.air.session": "today: ray.train.report, ray.train.get_checkpoint, ray.train.get_dataset_shard, ray.train.get_context",
     "ray.air": "today: ray.train, which has Checkpoint and the configs",
-    "ray.train.DatasetConfig": "today: ray.train.DataConfig; in a pipeline train.datasets: {validation: whole}",
+    "ray.train.DatasetConfig": "in a pipeline: train.datasets: {validation: whole}",
 }
 """Module, or name of one -> what to write instead. The longest that fits counts."""
 

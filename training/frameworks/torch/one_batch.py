@@ -56,7 +56,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     if recipe.has_training_step:
         optimizer = recipe.optimizer(model.train(), spec.learning_rate)
         recipe.scheduler(optimizer)
-        with recipe.blaming("a step of training"):
+        with recipe.reraise_as_user_error("a step of training"):
             recipe.training_step(model, there, optimizer)
     else:
         loss.backward()  # type: ignore[no-untyped-call]
