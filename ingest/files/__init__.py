@@ -2,5 +2,5 @@
 
 Words: a *source* is what `data.train` and its like name; a *file* is one of it with its size and fingerprint; a *unit* is a
 group of files that is prepared and committed together. Public: `listing`, `unchanged`, `opening`, `content_digests`,
-`folder_columns`, `unit_plan`.
+`unit_plan`.
 """

@@ -17,20 +17,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
 from penstock.digest import bytes_digest
-from penstock.errors import DataError, PenstockError, ServiceError
+from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
-from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
+from penstock.ingest.files.opening import COMPRESSED, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.messages import capped, combine_errors, counted
 from penstock.storage import filesystem_of
-from penstock.stores import is_local, store_name, store_problem
+from penstock.stores import is_local, is_s3, store_problem
 
 __all__ = [
     "Cut",
@@ -41,6 +42,7 @@ __all__ = [
     "fingerprints_of",
     "list_location",
     "list_source",
+    "values_in_folders",
 ]
 
 
@@ -103,6 +105,9 @@ _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
 
 
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
 class Cut(NamedTuple):
     """Where a large file can be read from."""
 
@@ -145,6 +150,21 @@ class SourceFile(Section):
     def content(self) -> str | None:
         """What two files share only if they hold the same bytes; None where the fingerprint is a time or a size."""
         return self.fingerprint if _DIGEST.fullmatch(self.fingerprint) else None
+
+    @property
+    def folder_columns(self) -> dict[str, str | None]:
+        """Column to value, as text, of every `name=value` folder between the location's root and the file, as in Spark."""
+        return values_in_folders(self.name)
+
+    def folder_type(self, column: str) -> str:
+        """Return the type of a column in the folders' names, as text: string, unless the file's table declares another."""
+        return dict(self.folder_types).get(column, "string")
+
+
+def values_in_folders(name: str) -> dict[str, str | None]:
+    """As `SourceFile.folder_columns`, of a path below the root."""
+    pairs = (part.partition("=") for part in name.split("/")[:-1])
+    return {name: None if value == _NULL else unquote(value) for name, sign, value in pairs if name and sign}
 
 
 class TableFiles(Section):
@@ -433,32 +453,16 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
         )
 
 
-def _unanswered(uri: str) -> BaseException | None:
-    """Return the error of an http server that did not answer, which fsspec takes for a missing file."""
-    if not uri.startswith(("http://", "https://")):
-        return None
-    fs, path = filesystem_of(uri)
-    try:
-        fs.info(path)
-    except FileNotFoundError as error:
-        is_gone = isinstance(error.__cause__, FileNotFoundError) or getattr(error.__cause__, "status", 0) in (404, 410)
-        return None if is_gone else error.__cause__
-    return None
-
-
 def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
     where = f"{called}: {uri}"
     if isinstance(error, FileNotFoundError):
-        if (why := _unanswered(uri)) is not None:
-            return ServiceError(f"{where} cannot be read: {why}", next_step=f"start the server, or correct {called}")
-        if bucket_is_missing(uri):
-            bucket = uri.split("://", 1)[1].split("/", 1)[0]
-            return ServiceError(
-                f"{where}: bucket {bucket!r} does not exist at {store_name(uri)}",
-                next_step=f"correct the bucket in {called}, or AWS_ENDPOINT_URL if another store has it",
+        if not is_local(uri):
+            setting = f"{called}, or AWS_ENDPOINT_URL if another store has it" if is_s3(uri) else called
+            return DataError(
+                f"{where} matches no file, or its bucket or server is not there",
+                next_step=f"start the server, or correct {setting}",
             )
-        is_path = called.startswith("data.") and is_local(uri)
-        advice = f"correct {called}" + ("; relative paths start at the pipeline file" if is_path else "")
+        advice = f"correct {called}" + ("; relative paths start at the pipeline file" if called.startswith("data.") else "")
         return DataError(f"{where} matches no file", next_step=advice)
     if is_local(uri):
         return DataError(f"{where} cannot be listed: {error}", next_step="check the path and its permissions")

@@ -26,7 +26,6 @@ from penstock.stores import DENIED, endpoint_of, is_local, is_s3, settings_of, s
 __all__ = [
     "COMPRESSED",
     "asking",
-    "bucket_is_missing",
     "can_be_cut",
     "line_starts",
     "open_input",
@@ -269,20 +268,6 @@ def probe_endpoint(uri: str) -> None:
             f"the S3 endpoint {endpoint} does not answer ({error}); {uri} cannot be read",
             next_step=f"start the store, or correct {'`stores`' if settings_of(uri) is not None else 'AWS_ENDPOINT_URL'}",
         ) from error
-
-
-def bucket_is_missing(uri: str) -> bool:
-    """Tell a missing bucket from a missing key: both clients report the two alike."""
-    if not is_s3(uri):
-        return False
-    fs, _ = filesystem_of(uri)
-    try:
-        fs.call_s3("head_bucket", Bucket=urlsplit(uri).netloc)
-    except FileNotFoundError:
-        return True
-    except Exception:  # a refused question is not an answer about the bucket
-        return False
-    return False
 
 
 def read_problem(uri: str, error: Exception) -> DataError | ServiceError:

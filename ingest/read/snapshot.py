@@ -17,7 +17,6 @@ from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.fixed_shape import single_chunk
 from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
-from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
@@ -271,7 +270,7 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """Yield the reader's tables, and add columns whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
-    values = folder_columns(file)
+    values = file.folder_columns
     constant = {column.name: values.get(column.name) for column in snapshot.columns if column.from_folder}
     constant |= dict.fromkeys(file.lacks)
     in_file = pa.schema([field for field in schema if field.name not in constant])

@@ -10,7 +10,6 @@ import pyarrow as pa
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import is_list, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
-from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
@@ -112,7 +111,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
 
 
 def _with_folders(file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
-    added = {name: parse_type(folder_type(file, name)) for name in folder_columns(file) if name not in in_files}
+    added = {name: parse_type(file.folder_type(name)) for name in file.folder_columns if name not in in_files}
     return {**facts.columns, **added} if added else facts.columns
 
 

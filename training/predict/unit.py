@@ -23,7 +23,6 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
-from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, MixedColumnError, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
@@ -196,9 +195,9 @@ class _Source:
             reader, facts = self._as_words(error)
             self.broken = []
         found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
-        folders = folder_columns(job.files[0]) if form.folder_columns else {}
+        folders = job.files[0].folder_columns if form.folder_columns else {}
         columns = {name: self._read_as(name, kind) for name, kind in found.items()}
-        columns |= {name: parse_type(folder_type(job.files[0], name)) for name in folders if name not in found}
+        columns |= {name: parse_type(job.files[0].folder_type(name)) for name in folders if name not in found}
         needed = [name for name in self._wanted if name not in self._unneeded]
         if reader.missing_is_null:
             columns = {name: self._wanted[name] for name in needed if name not in columns} | columns

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.files.folder_columns import values_in_folders
-from penstock.ingest.files.listing import SourceFile, TableFiles
+from penstock.ingest.files.listing import SourceFile, TableFiles, values_in_folders
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.parquet import ParquetReader

@@ -47,12 +47,12 @@ def test_the_fingerprint_is_the_etag(source: str, tmp_path: Path) -> None:
     assert before.digest != after.digest
 
 
-def test_a_missing_bucket_is_told_from_a_missing_key(source: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="matches no file") as told:
-        read_snapshot(tmp_path, "csv", train=f"{source}/nowhere/")
-    assert told.value.next_step == "correct data.train"
-    with pytest.raises(ServiceError, match="bucket 'no-such-bucket' does not exist at http://127"):
-        read_snapshot(tmp_path, "csv", train="s3://no-such-bucket/data/")
+@pytest.mark.parametrize("is_bucket", [True, False])
+def test_a_missing_key_or_bucket_names_the_settings(source: str, tmp_path: Path, is_bucket: bool) -> None:
+    train = "s3://no-such-bucket/data/" if is_bucket else f"{source}/nowhere/"
+    with pytest.raises(DataError, match="matches no file, or its bucket or server is not there") as refused:
+        read_snapshot(tmp_path, "csv", train=train)
+    assert "correct data.train, or AWS_ENDPOINT_URL" in refused.value.next_step and train in refused.value.message
 
 
 def test_wrong_credentials_name_the_setting(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
