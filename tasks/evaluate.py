@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 import torch
 
 from penstock.ingest.materialize.provenance import sources_of
@@ -17,9 +19,7 @@ from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.model.held_out import HeldOut, held_out_of
-from penstock.tasks.model.slices import slices_of
-from penstock.tasks.records.data_tables import as_csv
+from penstock.tasks.model.held_out import HeldOut, held_out_of, slices_of
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.evaluation.evaluate import EvaluationResult
@@ -78,7 +78,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         if "file" in answers.column_names:
             ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", _most_wrong(answers, ctx.manifest.feed_schema))
     if result.slices:
-        ctx.tracker.log_text("evaluation/slices.csv", as_csv(pa.Table.from_pylist(result.slices)))
+        ctx.tracker.log_text("evaluation/slices.csv", _csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
         ctx.work_storage.write_bytes(f"figures/{name}", figure)
@@ -150,7 +150,13 @@ def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
         names = pa.array(schema.classes)
         for name in ("target", "predicted"):
             shown[name] = names.take(shown[name].combine_chunks().cast(pa.int64()))
-    return as_csv(pa.table(shown))
+    return _csv(pa.table(shown))
+
+
+def _csv(table: pa.Table) -> str:
+    into = io.BytesIO()
+    pa_csv.write_csv(table, into)
+    return into.getvalue().decode()
 
 
 def measure_checkpoint(
@@ -197,4 +203,4 @@ def _measured(entry: Mapping[str, Any]) -> str:
     return f"{counted(entry['rows'], 'row')}: {', '.join([*values, *undefined])}"
 
 
-STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)
+STAGE = Stage("evaluate", _run, _facts, other_weights, of_run=True, publish=_show)

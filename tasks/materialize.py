@@ -21,8 +21,7 @@ from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.records.data import RunData
-from penstock.tasks.records.data_tables import data_tables, dataset_name, split_profile
+from penstock.tasks.records.data import RunData, dataset_name
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
@@ -187,13 +186,14 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
                 split,
                 name=dataset_name(ctx.run.pipeline, split),
                 uri=source if isinstance(source, str) else spec.train,
-                profile=split_profile(data, split),
+                profile=data.split_profile(split),
             )
     facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
     tracker.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
     tracker.log_json("manifest.json", output)
-    for name, table in data_tables(data, ctx.fitted).items():
-        tracker.log_text(name, table)
+    tracker.log_json("data/files.json", data.files)
+    tracker.log_json("data/profile.json", data.profile.model_dump(mode="json"))
+    tracker.log_json("data/fitted.json", ctx.fitted.model_dump(mode="json", exclude_none=True))
     if manifest.rows_quarantined or spec.invalid == "quarantine":
         tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
 
@@ -203,4 +203,4 @@ def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
     return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else ctx.project.spec.data.train
 
 
-STAGE = Stage("materialize", _run, _verify, _facts, publish=_show)
+STAGE = Stage("materialize", _run, _facts, _verify, publish=_show)

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Stage, VerifyContext
+from penstock.tasks.stage import Facts, Stage
 
 __all__ = ["STAGE"]
 
@@ -22,14 +22,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return fitted.model_dump(mode="json"), "ran"
 
 
-def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
-    # The record is the output: it parsed and carries the key.
-    return None
-
-
 def _facts(output: dict[str, Any]) -> Facts:
     fitted = FittedPreprocess.model_validate(output)
     return (("transforms", str(len(fitted.steps))),)
 
 
-STAGE = Stage("preprocess", _run, _verify, _facts)
+STAGE = Stage("preprocess", _run, _facts)

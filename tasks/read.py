@@ -9,7 +9,7 @@ from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Stage, VerifyContext
+from penstock.tasks.stage import Facts, Stage
 
 __all__ = ["STAGE"]
 
@@ -25,11 +25,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return with_strata(data, snapshot, parallel).model_dump(mode="json"), "ran"
 
 
-def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
-    # The key holds the listing itself (names, sizes, etags or times), so an equal key is a verified listing.
-    return None
-
-
 def _facts(output: dict[str, Any]) -> Facts:
     snapshot = SourceSnapshot.model_validate(output)
     size = sum(file.size_bytes for file in snapshot.files)
@@ -43,4 +38,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("read", _run, _verify, _facts)
+STAGE = Stage("read", _run, _facts)

@@ -19,7 +19,7 @@ from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
 from penstock.tasks.model.description import describe
 from penstock.tasks.model.promote import keeps_aliases, promote
-from penstock.tasks.records.data_tables import dataset_name
+from penstock.tasks.records.data import dataset_name
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
@@ -145,4 +145,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     return facts if promotion is None else (*facts, ("promotion", promotion["reason"]))
 
 
-STAGE = Stage("register", _run, _verify, _facts, of_run=True, as_of_now=_as_of_now)
+STAGE = Stage("register", _run, _facts, _verify, of_run=True, as_of_now=_as_of_now)

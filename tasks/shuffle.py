@@ -36,4 +36,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (*shown, ("fingerprint", output["fingerprint"]))  # a terminal has three; this is for a comparison
 
 
-STAGE = Stage("shuffle", _run, _verify, _facts)
+STAGE = Stage("shuffle", _run, _facts, _verify)

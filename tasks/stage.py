@@ -65,8 +65,8 @@ class Stage:
 
     Attributes:
         run: does the work; returns (output as small JSON, `ran` or `resumed`).
-        verify: returns what is wrong with a recorded output, or None. Checks the data, not the record.
         facts: key figures of the output, for people.
+        verify: returns the problem with the data of a recorded output, or None; by default the record is all there is.
         as_of_now: the output of a reused stage as shown, updated where others may have changed it since (an alias).
         publish: shows the output to the tracker; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
@@ -74,8 +74,8 @@ class Stage:
 
     name: StageName
     run: Callable[[RunContext], tuple[dict[str, Any], Outcome]]
-    verify: Callable[[VerifyContext, dict[str, Any]], str | None]
     facts: Callable[[dict[str, Any]], Facts]
+    verify: Callable[[VerifyContext, dict[str, Any]], str | None] = lambda _context, _output: None
     of_run: bool = False
     publish: Callable[[RunContext, dict[str, Any]], None] = lambda _ctx, _output: None
     as_of_now: Callable[[RunContext, dict[str, Any]], dict[str, Any]] = lambda _ctx, output: output

@@ -258,4 +258,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("train", _run, _verify, _facts, of_run=True)
+STAGE = Stage("train", _run, _facts, _verify, of_run=True)

@@ -14,7 +14,7 @@ from penstock.ingest.schema import SPLITS
 from penstock.tasks.records.changes import FileChange
 from penstock.tasks.records.ledger import Ledger, Run
 
-__all__ = ["RunData", "compare_data"]
+__all__ = ["RunData", "compare_data", "dataset_name"]
 
 _NOTABLE_SHIFT = 0.1
 """A mean that moved by a smaller share of the standard deviation does not count as drift, however significant it is."""
@@ -79,6 +79,14 @@ class RunData:
         counts = self.manifest.extra.get("class_counts", {}) if self.manifest is not None else {}
         return {split: self._named(found) for split, found in counts.items()}
 
+    def split_profile(self, split: str) -> dict[str, Any]:
+        """Describe a split's rows for a tracker's page: classes, files and bytes."""
+        own = [file for name, file in self.files.items() if name.startswith(f"{split}/")]
+        found = own or list(self.files.values())  # a fraction of the training files
+        classes = self.class_rows().get(split)
+        files = {"files": len(found), "bytes": sum(file["bytes"] for file in found)}
+        return {**({"classes": classes} if classes else {}), **files}
+
     def file_classes(self) -> dict[str, dict[str, int]]:
         """`train/name` -> class -> rows, of the files that are described."""
         return {_name(file): self._named(file.classes) for file in self.profile.files if file.classes}
@@ -86,6 +94,11 @@ class RunData:
     def _named(self, rows: Mapping[str, int]) -> dict[str, int]:
         names = self.classes
         return {names[int(label)] if int(label) < len(names) else label: count for label, count in rows.items()}
+
+
+def dataset_name(pipeline: str, split: str) -> str:
+    """Name a split's rows for the tracker."""
+    return f"{pipeline} {split}"
 
 
 def compare_data(before: RunData, after: RunData, files: tuple[FileChange, ...]) -> dict[str, Any]:

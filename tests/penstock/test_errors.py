@@ -21,7 +21,7 @@ def test_every_error_survives_pickle(kind: type[PenstockError]) -> None:
     assert copy.exit_code == error.exit_code
 
 
-def test_the_exit_codes_of_the_contract() -> None:
+def test_exit_codes_of_error_classes() -> None:
     codes = {kind.__name__: kind.exit_code for kind in KINDS if kind is not Interrupted}
     assert codes == {
         "PenstockError": 1,
@@ -39,7 +39,7 @@ def test_the_exit_codes_of_the_contract() -> None:
     assert pickle.loads(pickle.dumps(Interrupted(15))).exit_code == 143
 
 
-def test_an_error_that_ends_a_command_has_a_next_step_and_its_own_comes_first() -> None:
+def test_error_that_ends_command_keeps_own_next_step_first() -> None:
     assert "run the same command again" in DataError("x").with_next_step().next_step
     assert DataError("x", next_step="look").with_next_step().next_step == "look"
     fresh = CheckpointError("x", next_step="start over with `penstock run FILE --fresh`")
@@ -48,11 +48,11 @@ def test_an_error_that_ends_a_command_has_a_next_step_and_its_own_comes_first() 
     assert named == "start over with `penstock run a.yaml --set train.epochs=3 --fresh`"
 
 
-def test_problems_are_a_tuple_whatever_was_given() -> None:
+def test_problems_of_any_sequence_become_a_tuple() -> None:
     assert DataError("x", problems=[]).problems == ()
 
 
-def test_no_secret_stands_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_texts_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
     error = ServiceError(
         "https://user:hunter2@host/api does not answer",

@@ -45,7 +45,7 @@ def holder_process(root: Path, path: str = "lease") -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_held_lease_refuses_second_process_and_names_holder(tmp_path: Path) -> None:
     process = holder_process(tmp_path)
     try:
         with (
@@ -58,7 +58,7 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> No
         process.communicate(input="")
 
 
-def test_a_released_lease_is_free(tmp_path: Path) -> None:
+def test_released_lease_is_free(tmp_path: Path) -> None:
     process = holder_process(tmp_path)
     process.communicate(input="")
     storage = Storage(str(tmp_path))
@@ -67,7 +67,7 @@ def test_a_released_lease_is_free(tmp_path: Path) -> None:
         assert current_holder(storage, "lease") == holder
 
 
-def test_a_holder_for_moments_is_waited_for_and_not_told(tmp_path: Path) -> None:
+def test_brief_holder_is_waited_for_without_a_message(tmp_path: Path) -> None:
     storage, got = Storage(str(tmp_path)), threading.Event()
 
     def take() -> None:
@@ -97,7 +97,7 @@ class StuckStorage(Storage):
         super().write_bytes(path, data)
 
 
-def test_a_heartbeat_that_lands_after_the_release_does_not_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_heartbeat_does_not_undo_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
     storage = StuckStorage(str(tmp_path))
     with hold_lease(storage, "lease"):
@@ -109,14 +109,14 @@ def test_a_heartbeat_that_lands_after_the_release_does_not_undo_it(tmp_path: Pat
     assert current_holder(storage, "lease") is None
 
 
-def test_what_ended_the_block_is_told_also_where_the_lease_cannot_be_released(tmp_path: Path) -> None:
+def test_failed_release_does_not_hide_error_of_block(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="what happened"), hold_lease(Storage(str(tmp_path / "s")), "lease"):
         shutil.rmtree(tmp_path / "s")
         (tmp_path / "s").write_text("no folder any more")
         raise ValueError("what happened")
 
 
-def test_the_lease_of_a_process_killed_with_sigkill_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_lease_of_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
     process = holder_process(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -134,9 +134,7 @@ def left_abroad(storage: Storage, silent_s: float) -> dict[str, Any]:
     return abroad
 
 
-def test_a_holder_on_another_machine_is_respected_until_it_falls_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_holder_keeps_lease_until_heartbeats_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "WATCH_S", 0.2)
     storage = Storage(str(tmp_path))
     left_abroad(storage, lease_module.EXPIRES_S / 2)
@@ -147,9 +145,7 @@ def test_a_holder_on_another_machine_is_respected_until_it_falls_silent(
         assert Storage(str(tmp_path / "b")).list("lease")[-1] == "00000002.json"
 
 
-def test_a_dead_holder_whose_clock_was_ahead_is_replaced_once_it_was_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_holder_with_clock_ahead_is_replaced_after_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "WATCH_S", 0.2)
     storage = Storage(str(tmp_path))
     left_abroad(storage, -3600)
@@ -158,9 +154,7 @@ def test_a_dead_holder_whose_clock_was_ahead_is_replaced_once_it_was_watched(
 
 
 @pytest.mark.parametrize("behind_s", [3600, -3600])
-def test_a_holder_whose_clock_is_not_ours_is_not_robbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float
-) -> None:
+def test_living_holder_with_skewed_clock_keeps_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float) -> None:
     monkeypatch.setattr(lease_module, "WATCH_S", 60.0)
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.05)
     storage = Storage(str(tmp_path))
@@ -182,9 +176,7 @@ def test_a_holder_whose_clock_is_not_ours_is_not_robbed(
         beating.join()
 
 
-def test_a_process_that_took_a_lease_without_an_answer_is_not_in_its_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unanswered_create_does_not_block_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(str(tmp_path))
     original = Storage.create_exclusive
 
@@ -201,7 +193,7 @@ def test_a_process_that_took_a_lease_without_an_answer_is_not_in_its_own_way(
         pass
 
 
-def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_is_notified_of_newer_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
     lost: queue.Queue[LeaseHeldError] = queue.Queue()
     storage = Storage(str(tmp_path))
@@ -213,7 +205,7 @@ def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pyt
     assert storage.read_json("lease/00000002.json") == usurper
 
 
-def test_an_owner_whose_file_names_another_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_is_notified_of_other_owner_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
     lost = threading.Event()
     storage = Storage(str(tmp_path))

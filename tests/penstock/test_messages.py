@@ -14,7 +14,7 @@ from penstock.messages import counted, describe_error, did_you_mean, in_yaml, mi
     "error, said",
     [(KeyError("x"), "KeyError: 'x'"), (SystemExit(), "SystemExit"), (SystemExit(2), "SystemExit: 2"), (OSError(), "OSError")],
 )
-def test_an_error_without_a_text_is_its_kind(error: BaseException, said: str) -> None:
+def test_describe_error_without_text_gives_class(error: BaseException, said: str) -> None:
     assert describe_error(error) == said
 
 
@@ -24,7 +24,7 @@ def test_counts_and_long_values() -> None:
     assert shorten("x" * 100, 10) == "'xxxxxx..."
 
 
-def test_arguments_that_a_function_does_not_take_are_held_against_those_that_it_takes() -> None:
+def test_misnamed_arguments_suggest_parameters() -> None:
     def build(schema: str, hidden: int = 3, *, rate: float = 0.1) -> None: ...
 
     def any_of(hidden: int = 3, **others: int) -> None: ...
@@ -42,12 +42,12 @@ def test_arguments_that_a_function_does_not_take_are_held_against_those_that_it_
 @example("a: b, c")
 @example("true")
 @example("1.5")
-def test_a_name_reads_back_from_a_pipeline_file(name: str) -> None:
+def test_in_yaml_name_reads_back(name: str) -> None:
     assert yaml.safe_load(f"{{types: {{{in_yaml(name)}: int64}}}}") == {"types": {name: "int64"}}
     assert yaml.safe_load(f"drop: [{in_yaml(name)}]") == {"drop": [name]}
 
 
-def test_a_plain_name_stands_without_quotes() -> None:
+def test_in_yaml_plain_name_has_no_quotes() -> None:
     assert [in_yaml(name) for name in ("x", "mean radius", "größe (m²)", "a: b")] == [
         "x",
         "mean radius",

@@ -26,7 +26,7 @@ def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_package(tmp_path_factory.mktemp("extra"), "penstock.test_things", 'extra = "acme_extra:Extra"', source)
 
 
-def test_an_own_thing_is_imported_by_name() -> None:
+def test_own_plug_in_is_imported_by_name() -> None:
     from collections import Counter
 
     found: Plugins[type] = Plugins("thing", "penstock.test_things", OWN)
@@ -52,14 +52,14 @@ def test_place_of_a_plug_in_is_imported_or_missed() -> None:
         needed("penstock.no_such_folder.thing:Thing", "run --folds")
 
 
-def test_an_installed_package_adds_one(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_package_adds_plug_in(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = things(monkeypatch, extra)
     assert found.names == ("counter", "deque", "extra")
     assert found.get("extra").__name__ == "Extra"
     assert found.origin("extra") == "acme-penstock==1.2"
 
 
-def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+def test_unknown_plug_in_lists_known_names() -> None:
     with pytest.raises(SpecError, match=r"no thing 'counte'; there are counter, deque; did you mean 'counter'\?") as raised:
         Plugins("thing", "penstock.test_things", OWN).get("counte")
     assert "penstock.test_things" in raised.value.message
@@ -67,20 +67,20 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
         Plugins("thing", "penstock.test_things", OWN | {"dedupe_things": "collections:Counter"}).get("deque_things")
 
 
-def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_fails_to_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_package(tmp_path, "penstock.test_things", 'broken = "acme_broken:Thing"', "import no_such_module\n")
     with pytest.raises(PreflightError, match=r"thing 'broken' of package acme-penstock .*no_such_module"):
         things(monkeypatch, site).get("broken")
 
 
-def test_a_thing_that_lacks_what_its_kind_needs_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_without_needed_attribute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_package(tmp_path, "penstock.test_things", 'odd = "acme_odd:THING"', "THING = 3\n")
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     with pytest.raises(PreflightError, match=r"thing 'odd' of package acme-penstock is 3 .*, which has no run"):
         Plugins("thing", "penstock.test_things", OWN, needs=("run",)).get("odd")
 
 
-def test_another_version_on_a_node_is_refused_with_both(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_version_on_node_is_refused_with_both(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = things(monkeypatch, extra)
     found.require("extra", "acme-penstock==1.2")
     found.require("deque", None)
@@ -90,13 +90,13 @@ def test_another_version_on_a_node_is_refused_with_both(extra: Path, monkeypatch
         found.require("gone", "gone==1")
 
 
-def test_a_name_of_penstock_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_with_penstocks_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_package(tmp_path, "penstock.test_things", 'deque = "acme_deque:Thing"', "class Thing:\n    pass\n")
     with pytest.raises(PreflightError, match="a name that penstock itself has"):
         things(monkeypatch, site).names  # noqa: B018 - the property raises
 
 
-def test_a_name_that_two_packages_add_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = "penstock.test_things"
     one = install_package(tmp_path / "1", group, 'extra = "acme_one:Thing"', "class Thing:\n    pass\n", name="acme-one")
     two = install_package(tmp_path / "2", group, 'extra = "acme_two:Thing"', "class Thing:\n    pass\n", name="acme-two")

@@ -66,11 +66,11 @@ def requests_error() -> Exception:
         "-----BEGIN RSA PRIVATE KEY-----\ncanary\n-----END RSA PRIVATE KEY-----",
     ],
 )
-def test_no_form_of_a_secret_is_left_in_a_text(text: str) -> None:
+def test_redact_text_hides_every_form_of_secret(text: str) -> None:
     assert "canary" not in redact_text(text)
 
 
-def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redact_text_keeps_harmless_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TOKEN", "short")
     monkeypatch.setenv("PWD", "/home/alice/project")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/account.json")
@@ -78,11 +78,11 @@ def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redact_text(text) == text
 
 
-def test_half_a_secret_is_not_left_where_a_text_is_cut() -> None:
+def test_first_line_cuts_after_redaction() -> None:
     assert "canary" not in first_line(ValueError("x" * 290 + SECRET))
 
 
-def test_a_log_record_of_any_library_is_written_without_secrets(written: io.StringIO) -> None:
+def test_log_record_of_any_library_hides_secrets(written: io.StringIO) -> None:
     with hiding_secrets():
         logging.getLogger("urllib3").warning("GET %s with %r", "http://alice:canary-in-url@host", {"password": SECRET})
         try:
@@ -94,12 +94,12 @@ def test_a_log_record_of_any_library_is_written_without_secrets(written: io.Stri
     assert "canary" not in written.getvalue()
 
 
-def test_a_warning_is_written_without_secrets() -> None:
+def test_warning_hides_secrets() -> None:
     with hiding_secrets():
         assert "canary" not in warnings.formatwarning(f"unverified {SECRET}", UserWarning, "x.py", 1)
 
 
-def test_what_is_printed_in_the_block_holds_no_secrets_and_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_hide_secrets_and_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
     with hiding_secrets():
         print("Bearer", SECRET, "with", "Bearer", "canary-0123456789abcdef")
@@ -124,7 +124,7 @@ def test_what_is_printed_in_the_block_holds_no_secrets_and_is_whole(capsys: pyte
     assert err == "refused ***\nsecond\n***\n"
 
 
-def test_an_error_leaves_the_block_as_it_was_but_without_secrets() -> None:
+def test_error_that_leaves_block_hides_secrets_only() -> None:
     with pytest.raises(ServiceError) as caught, hiding_secrets():
         try:
             try:
@@ -153,20 +153,20 @@ class Port(BaseModel):
         lambda: RuntimeError("around", ValueError(SECRET)),
     ],
 )
-def test_every_kind_of_error_loses_its_secrets(make: type[Exception]) -> None:
+def test_error_of_any_class_hides_secrets(make: type[Exception]) -> None:
     with pytest.raises(Exception) as caught, hiding_secrets():
         raise make()
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_an_error_whose_text_cannot_be_changed_gives_way_to_one_that_says_the_same() -> None:
+def test_unchangeable_error_becomes_runtime_error() -> None:
     with pytest.raises(RuntimeError, match=r"ValidationError: 1 validation error for Port") as caught, hiding_secrets():
         Port.model_validate({"number": SECRET})
     assert not isinstance(caught.value, ValidationError)
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_ray_keeps_what_it_adds_to_log_records_and_they_hold_no_secrets() -> None:
+def test_rays_log_record_factory_stays_and_hides_secrets() -> None:
     """In a process of its own: Ray puts a factory around the one it finds when it is imported."""
     code = f"""
 import logging

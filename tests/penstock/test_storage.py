@@ -16,7 +16,7 @@ from penstock.errors import ServiceError
 from penstock.storage import Storage
 
 
-def test_what_is_written_reads_back_and_lists_without_temporaries(tmp_path: Path) -> None:
+def test_written_file_reads_back_and_lists_alone(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     storage.write_json("a/b.json", {"x": [1, 2.5, "ü"]})
     (tmp_path / "a" / ".c.json.1234.tmp").write_text("half")
@@ -28,7 +28,7 @@ def test_what_is_written_reads_back_and_lists_without_temporaries(tmp_path: Path
     assert storage.child("a").exists("b.json")
 
 
-def test_of_many_creators_one_wins(tmp_path: Path) -> None:
+def test_create_exclusive_has_one_winner(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     with ThreadPoolExecutor(16) as pool:
         won = list(pool.map(lambda i: storage.create_exclusive("x/lock", str(i).encode()), range(64)))
@@ -37,7 +37,7 @@ def test_of_many_creators_one_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [Storage.write_bytes, Storage.create_exclusive])
-def test_a_failed_write_leaves_the_old_file_alone_and_is_named(
+def test_failed_write_keeps_old_file_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Storage, str, bytes], object]
 ) -> None:
     storage = Storage(str(tmp_path))
@@ -55,19 +55,19 @@ def test_a_failed_write_leaves_the_old_file_alone_and_is_named(
 
 
 @pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd"])
-def test_paths_cannot_leave_the_root(tmp_path: Path, path: str) -> None:
+def test_path_outside_root_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match="leaves the storage root"):
         Storage(str(tmp_path)).read_bytes(path)
 
 
-def test_it_travels_as_its_uri(tmp_path: Path) -> None:
+def test_pickled_storage_is_its_uri(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     storage.write_bytes("f", b"1")
     assert pickle.loads(pickle.dumps(storage)).read_bytes("f") == b"1"
 
 
 @pytest.mark.s3
-def test_the_same_on_an_object_store(s3_bucket: str) -> None:
+def test_storage_on_object_store_reads_back(s3_bucket: str) -> None:
     storage = Storage(f"{s3_bucket}/prefix")
     assert storage.list() == []
     assert storage.create_exclusive("lock", b"1")
@@ -83,9 +83,7 @@ def test_the_same_on_an_object_store(s3_bucket: str) -> None:
 
 
 @pytest.mark.s3
-def test_a_store_that_refuses_or_is_away_is_named_with_the_setting_to_look_at(
-    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_store_error_names_setting(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(f"{s3_bucket}/prefix")
     storage.write_bytes("a", b"1")
     bucket = s3_bucket.removeprefix("s3://")

@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 
 
-def test_a_folder_lasts_while_one_of_its_owners_lives(tmp_path: Path) -> None:
+def test_owned_folder_lasts_while_an_owner_lives(tmp_path: Path) -> None:
     folder = tmp_path / "owned"
     command = [sys.executable, "-c", OWNER, str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -39,12 +39,12 @@ def test_a_folder_lasts_while_one_of_its_owners_lives(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_without_an_owner_so_far_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_never_had_owner_stays(tmp_path: Path) -> None:
     remove_unowned([tmp_path])
     assert tmp_path.is_dir()
 
 
-def test_who_begins_to_own_a_folder_while_others_remove_it_has_it_whole(tmp_path: Path) -> None:
+def test_new_owner_has_whole_folder_during_removal(tmp_path: Path) -> None:
     folder, over = tmp_path / "owned", threading.Event()
 
     def remove() -> None:
@@ -65,7 +65,7 @@ def test_who_begins_to_own_a_folder_while_others_remove_it_has_it_whole(tmp_path
             remover.join()
 
 
-def test_copies_of_code_go_when_no_process_has_them_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unowned_code_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     project = tmp_path / "project"
     project.mkdir()
@@ -82,7 +82,7 @@ capture("m.py:VALUE", Path({str(project)!r})).load()
     assert sorted((copy / "m.py").read_text() for copy in user_folder().iterdir()) == ["VALUE = 'one'\n", "VALUE = 'two'\n"]
 
 
-def test_a_user_without_a_home_keeps_caches_in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_home_caches_in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_uid: int) -> None:
         raise KeyError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -156,17 +155,17 @@ def test_mlflow_shows_the_rows_by_split(nights: dict[str, Any], nights_file: Pat
     profile = json.loads(inputs["train"].profile)
     assert (profile["num_rows"], profile["files"]) == (281, 2) and sum(profile["classes"].values()) == 281
 
-    def table(name: str, run_id: str = run.info.run_id) -> list[dict[str, str]]:
-        return [*csv.DictReader(Path(client.download_artifacts(run_id, f"data/{name}.csv", str(tmp_path))).open())]
+    def data(name: str) -> Any:
+        return json.loads(Path(client.download_artifacts(run.info.run_id, f"data/{name}.json", str(tmp_path))).read_text())
 
-    files = {row["file"]: row for row in table("files")}
+    files = data("files")
     counts = [client.get_run(nights[night]["mlflow_run_id"]).data.metrics["data/rows_quarantined"] for night in nights]
     assert counts == [0, 1]
-    assert files.keys() == {FIRST, ADDED, "test.csv"} and (files[ADDED]["rows"], len(files[ADDED]["digest"])) == ("151", 32)
-    assert {(row["split"], row["class"]) for row in table("rows")} >= {("train", "(all)"), ("test", "benign")}
-    assert {row["column"] for row in table("columns")} >= {"mean radius", "diagnosis"}
-    scaled = [row for row in table("fitted") if (row["column"], row["statistic"]) == ("mean radius", "center")]
-    assert len(scaled) == 1 and float(scaled[0]["value"]) > 0
+    assert files.keys() == {f"train/{FIRST}", f"train/{ADDED}", "test/test.csv"}
+    assert (files[f"train/{ADDED}"]["rows"], len(files[f"train/{ADDED}"]["content"])) == (151, 32)
+    assert data("profile")["columns"]["train"].keys() >= {"mean radius", "diagnosis"}
+    scaled = [each for step in data("fitted")["steps"] for each in step["columns"] if each["column"] == "mean radius"]
+    assert scaled and scaled[0]["center"] > 0
     version = client.get_model_version("nightly", "2")
     assert version.description.startswith("Result: test/accuracy 0.") and f"added train/{ADDED}" in version.description
 

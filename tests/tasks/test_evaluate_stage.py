@@ -15,7 +15,7 @@ class Asked(Exception):
     """It was put to a worker."""
 
 
-def test_on_a_cluster_the_command_s_machine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_on_cluster_measures_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_one_worker(spec: TrainSpec, what: str, work: Any, say: Any) -> Any:
         say("waits")
         raise Asked(what, spec.cpus_per_worker, work.func)

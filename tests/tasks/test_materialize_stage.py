@@ -91,7 +91,7 @@ MANY = [number for number in range(15) for _ in range(number + 1)]
     ],
     ids=["all tried", "in validation or test", "nothing held out", "misspelt", "numbers", "a quantity"],
 )
-def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
+def test_classes_of_train_alone_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: list[Any], held_out: dict[str, list[Any]], shown: str, said: str
 ) -> None:
     splits = {"train": train, **held_out}
@@ -105,7 +105,7 @@ def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
     assert prepared(source, monkeypatch) == (shown, [said] if said else [])
 
 
-def test_columns_that_are_null_where_a_file_lacks_them_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_a_file_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"y": [0.5, 1.5]}
     files = {f"train/{night}.parquet": pa.table({**rows, "age": [at, at + 0.5]}) for at, night in enumerate("abc")}
     files["train/d.parquet"] = pa.table({**rows, "Age": [7.0, 8.0]})
@@ -117,9 +117,7 @@ def test_columns_that_are_null_where_a_file_lacks_them_are_named(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
-def test_an_index_that_pandas_has_written_is_named_unless_it_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_pandas_index_column_is_warned_of_unless_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     rows = {name: [0, 1, 2], "Unnamed: 1": ["a", "b", "a"], "x": [5, 6, 7], "y": [0.5, 1.5, 2.5]}
     files = {"train/a.parquet": pa.table(rows)}
     kept, left_out = ({"drop": columns} for columns in (["Unnamed: 1"], ["Unnamed: 1", name]))
@@ -129,14 +127,14 @@ def test_an_index_that_pandas_has_written_is_named_unless_it_is_left_out(
     assert not prepared(Source.of(tmp_path / "left out", files, [left_out], label="y"), monkeypatch)[1]
 
 
-def test_a_label_of_one_class_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_of_one_class_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"train/a.parquet": pa.table({"x": [1.0, 2.0], "y": ["bad", "bad"]})}
     source = Source.of(tmp_path, rows, [{"label_encoder": {"column": "y"}}], label="y")
     with pytest.raises(DataError, match="the label 'y' has one class, 'bad', in all 2 rows of train"):
         prepared(source, monkeypatch)
 
 
-def test_names_are_those_of_the_labels_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_names_come_from_label_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"city": ["Riga", "Oslo"] * 6, "kind": ["a", "b", "c"] * 4, "y": list(range(12))})
     cities = {"label_encoder": {"column": "city"}}
 
@@ -153,7 +151,7 @@ def test_names_are_those_of_the_labels_own_encoder(tmp_path: Path, monkeypatch: 
     assert shown("numbered", [{"drop": ["kind", "y"]}, cities, {"map_batches": "code.py:f"}], "city") == "10 6, 11 6"
 
 
-def test_values_that_one_hot_did_not_know_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseen_one_hot_values_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "train/a.parquet": pa.table({"c": ["red", "blue"]}),
         "test/a.parquet": pa.table({"c": ["violet", "red", "violet"]}),

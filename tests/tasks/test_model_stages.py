@@ -54,7 +54,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def test_they_are_believed_while_all_is_as_it_was(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
+def test_unchanged_model_stages_are_reused(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
     uri = registered["tracking_uri"]
     assert REGISTER.verify(context(uri), registered) is None
     assert EVALUATE.verify(context(uri), {"weights_digest": "w1"}) is None
@@ -73,9 +73,7 @@ def test_other_weights_are_evaluated_and_registered_again(
     assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == doubt
 
 
-def test_a_model_whose_alias_went_to_another_run_is_registered_again(
-    context: Callable[..., VerifyContext], registered: dict[str, Any]
-) -> None:
+def test_model_whose_alias_moved_is_registered_again(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
     ledger, uri = Ledger(STORAGE), registered["tracking_uri"]
     own, other = (Run(run=name, pipeline="p", created="", spec={}) for name in ("r", "o"))
     for run, model, alias in ((own, "m", "candidate"), (other, "m", "tried"), (other, "n", "candidate")):
@@ -87,7 +85,7 @@ def test_a_model_whose_alias_went_to_another_run_is_registered_again(
     ledger.note_alias(own, "m", "candidate")
 
 
-def test_a_reused_stage_says_where_the_alias_is_now(
+def test_reused_register_stage_shows_present_alias(
     registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     uri = registered["tracking_uri"]
@@ -107,7 +105,7 @@ def test_a_reused_stage_says_where_the_alias_is_now(
     assert said() == f"none: candidate is at version {other}"
 
 
-def test_another_mlflow_or_a_deleted_version_is_registered_again(
+def test_other_mlflow_or_deleted_version_registers_again(
     context: Callable[..., VerifyContext], registered: dict[str, Any], tmp_path: Path
 ) -> None:
     doubt = REGISTER.verify(context(f"sqlite:///{tmp_path}/other.db"), registered)

@@ -68,7 +68,7 @@ with prefect_api(folder / "state"):
         state_dir=folder,
         warn=told.append,
     )
-    stage = Stage("read", work, verify, lambda output: (("rows", str(output["rows"])),))
+    stage = Stage("read", work, lambda output: (("rows", str(output["rows"])),), verify)
 
     @flow
     def once():
@@ -85,7 +85,7 @@ with prefect_api(folder / "state"):
 
 
 @pytest.mark.slow
-def test_why_an_alias_moved_is_in_the_table_that_prefect_shows_of_the_stage(shared_prefect: str) -> None:
+def test_prefect_artifact_shows_promotion_reason(shared_prefect: str) -> None:
     reason = "alias 'live' moves to version 2: test/accuracy 0.9000, where version 1 has 0.8000"
     output = {"uri": "models:/m/2", "tracking_uri": "sqlite:///mlflow.db", "alias": "live", "promotion": {"reason": reason}}
     pipeline = f"promoted_{uuid.uuid4().hex[:8]}"
@@ -125,7 +125,7 @@ def perform(folder: Path, error: str, failures: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_believed(tmp_path: Path) -> None:
+def test_stage_retries_service_errors_and_verifies_records(tmp_path: Path) -> None:
     found = perform(tmp_path, "ServiceError", failures=2)
     assert [outcome for _, outcome in found["ends"]] == ["ran", "reused", "ran"]
     assert found["calls"] == 4
@@ -135,7 +135,7 @@ def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_b
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_finding_about_the_data_is_not_tried_again(tmp_path: Path) -> None:
+def test_data_error_is_not_retried(tmp_path: Path) -> None:
     found = perform(tmp_path, "DataError", failures=1)
     assert found["ends"][0] == ["Failed", None]
     assert found["calls"] == 3  # one that failed, one that succeeded, none for the reuse, one after the data were removed

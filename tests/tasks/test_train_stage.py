@@ -70,14 +70,14 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
     ],
     ids=["without a checkpoint", "stopped by nothing", "stopped by a signal"],
 )
-def test_training_that_did_not_end_well_is_not_recorded_as_done(
+def test_failed_training_is_not_recorded_as_done(
     tmp_path: Path, framework: Trains, stopped: bool, raised: type[PenstockError], said: str
 ) -> None:
     with pytest.raises(raised, match=said):
         STAGE.run(context(tmp_path, framework, stopped=stopped))
 
 
-def test_the_workers_find_the_weights_to_begin_with_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+def test_start_weights_are_stored_until_first_checkpoint(tmp_path: Path) -> None:
     start = StartWeights("models:/m/3", lambda: "digest", lambda: b"weights")
     begun = context(tmp_path, Trains("finished", saves=True), start=start)
     STAGE.run(begun)
@@ -87,7 +87,7 @@ def test_the_workers_find_the_weights_to_begin_with_until_there_is_a_checkpoint(
     assert not begun.work_storage.exists(START), "what continues has weights of its own"
 
 
-def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_record_with_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     output, _ = STAGE.run(context(tmp_path, Trains("finished", saves=True)))
     loaded = load_spec(make_project(tmp_path / "again", files=1), [f"storage={tmp_path}"])
     seen = VerifyContext(loaded.project, "run", deep=True)
@@ -97,7 +97,7 @@ def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp
     assert STAGE.verify(seen, {**output, "checkpoint": None}) == "it names no checkpoint"
 
 
-def test_the_facts_name_the_step_whose_weights_are_registered_where_it_is_not_the_last() -> None:
+def test_train_facts_name_registered_step() -> None:
     outcome = dict(status="finished", step=840, epoch=40, position=0, checkpoint="step-840", best_checkpoint="step-126")
     more = dict(model_step=126, weights_digest="d", metrics={"val/accuracy": 1.0}, exactness="bit-exact", world_size=1)
     facts = dict(STAGE.facts({**outcome, **more}))

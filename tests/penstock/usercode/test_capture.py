@@ -81,7 +81,7 @@ def changed(path: str, old: str, new: str) -> Files:
     return {path: text.replace(old, new)}
 
 
-def test_loaded_code_works_and_loading_twice_gives_the_same_object(project: Path) -> None:
+def test_loading_twice_gives_the_same_object(project: Path) -> None:
     code = capture(TARGET, project)
     assert code.load()().run(4) == 4 * 2 * 3 + 10
     assert code.load() is code.load()
@@ -96,7 +96,7 @@ def test_capture_runs_nothing(tmp_path: Path) -> None:
         code.load()
 
 
-def test_a_package_that_is_not_there_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
+def test_missing_package_error_names_install_command(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("import no_such_package\nf = 1\n")
     with pytest.raises(UserCodeError, match=r"m\.py:1: ModuleNotFoundError") as caught:
         capture("m.py:f", tmp_path).load()
@@ -116,7 +116,7 @@ def test_a_package_that_is_not_there_is_named_with_the_way_to_get_it(tmp_path: P
         ("tools/__init__.py", "", "import os\nos.environ.setdefault('A', 'b')\n"),
     ],
 )
-def test_a_change_of_what_is_reached_changes_the_digest(project: Path, path: str, old: str, new: str) -> None:
+def test_change_of_reached_code_changes_digest(project: Path, path: str, old: str, new: str) -> None:
     before, after = digest_after(project, TARGET, changed(path, old, new))
     assert before != after
 
@@ -136,24 +136,24 @@ def test_a_change_of_what_is_reached_changes_the_digest(project: Path, path: str
         ("model.py", "def unrelated():", "if __name__ == '__main__':\n    print(1)\ndef unrelated():"),
     ],
 )
-def test_a_change_elsewhere_does_not_change_the_digest(project: Path, path: str, old: str, new: str) -> None:
+def test_change_of_unreached_code_keeps_digest(project: Path, path: str, old: str, new: str) -> None:
     before, after = digest_after(project, TARGET, changed(path, old, new))
     assert before == after
 
 
-def test_the_digest_does_not_depend_on_the_folder(tmp_path: Path) -> None:
+def test_digest_is_independent_of_folder(tmp_path: Path) -> None:
     one, two = (capture(TARGET, write(tmp_path / name, PROJECT)) for name in ("one", "two"))
     assert one.digest == two.digest
     assert one.files == two.files
 
 
-def test_order_of_definitions_does_not_count(tmp_path: Path) -> None:
+def test_digest_ignores_order_of_definitions(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def a():\n    return b()\ndef b():\n    return 1\n"})
     before, after = digest_after(tmp_path, "m.py:a", {"m.py": "def b():\n    return 1\ndef a():\n    return b()\n"})
     assert before == after
 
 
-def test_attributes_of_an_imported_module_are_followed_one_by_one(tmp_path: Path) -> None:
+def test_attributes_of_imported_module_count_singly(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -177,7 +177,7 @@ def test_attributes_of_an_imported_module_are_followed_one_by_one(tmp_path: Path
         "def f():\n    import helpers as other\n    return vars(other)['g']()\n",
     ],
 )
-def test_what_cannot_be_followed_counts_the_whole_module(tmp_path: Path, source: str) -> None:
+def test_untraceable_name_counts_whole_module(tmp_path: Path, source: str) -> None:
     write(tmp_path, {"m.py": source, "helpers.py": "def g():\n    return 1\ndef h():\n    return 2\n"})
     before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 1\ndef h():\n    return 3\n"})
     assert before != after
@@ -185,7 +185,7 @@ def test_what_cannot_be_followed_counts_the_whole_module(tmp_path: Path, source:
 
 
 @pytest.mark.parametrize("word", ["globals()['h']", "eval('h')", "vars()"])
-def test_dynamic_lookup_counts_the_module_it_stands_in(tmp_path: Path, word: str) -> None:
+def test_dynamic_lookup_counts_its_module(tmp_path: Path, word: str) -> None:
     source = f"def f():\n    return {word}\ndef h():\n    return 1\n"
     write(tmp_path, {"m.py": source})
     before, after = digest_after(tmp_path, "m.py:f", {"m.py": source.replace("return 1", "return 2")})
@@ -214,7 +214,7 @@ def test_decorators_and_base_classes_in_other_files_count(tmp_path: Path) -> Non
     assert before != after
 
 
-def test_a_definition_that_registers_itself_counts_though_nobody_names_it(tmp_path: Path) -> None:
+def test_self_registering_definition_counts_unnamed(tmp_path: Path) -> None:
     files = {
         "m.py": "import plugins\nfrom registry import REGISTRY\ndef f():\n    return REGISTRY['a']()\n",
         "registry.py": "REGISTRY = {}\ndef register(fn):\n    REGISTRY[fn.__name__] = fn\n    return fn\n",
@@ -229,7 +229,7 @@ def test_a_definition_that_registers_itself_counts_though_nobody_names_it(tmp_pa
 @pytest.mark.parametrize(
     "expression", ["Path(__file__).parent / 'data' / 'words.txt'", "Path(__file__).parent.joinpath('data/words.txt')"]
 )
-def test_a_data_file_named_by_a_literal_counts_and_travels(tmp_path: Path, expression: str) -> None:
+def test_data_file_named_by_literal_counts_and_travels(tmp_path: Path, expression: str) -> None:
     source = f"from pathlib import Path\ndef f():\n    return ({expression}).read_text()\n"
     write(tmp_path, {"m.py": source, "data/words.txt": "one"})
     code = capture("m.py:f", tmp_path)
@@ -264,7 +264,7 @@ def test_a_data_file_named_by_a_literal_counts_and_travels(tmp_path: Path, expre
         ),
     ],
 )
-def test_a_file_of_secrets_is_refused_by_name_with_the_way_to_go(tmp_path: Path, file: str) -> None:
+def test_secret_file_is_refused_with_next_step(tmp_path: Path, file: str) -> None:
     write(tmp_path, {"m.py": f"from pathlib import Path\ndef f():\n    return Path({file!r}).read_text()\n", file: "canary"})
     with pytest.raises(UserCodeError, match=r"m\.py names .*, a file of secrets") as caught:
         capture("m.py:f", tmp_path)
@@ -272,7 +272,7 @@ def test_a_file_of_secrets_is_refused_by_name_with_the_way_to_go(tmp_path: Path,
     assert "environment variable" in caught.value.next_step
 
 
-def test_a_secret_is_refused_through_a_link_and_in_a_file_of_another_name(tmp_path: Path) -> None:
+def test_secret_behind_link_or_other_name_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f():\n    return open('conf.txt').read()\n", ".env": "canary"})
     (tmp_path / "conf.txt").symlink_to(".env")
     with pytest.raises(UserCodeError, match="a file of secrets"):
@@ -283,14 +283,14 @@ def test_a_secret_is_refused_through_a_link_and_in_a_file_of_another_name(tmp_pa
         capture("m.py:f", tmp_path)
 
 
-def test_words_that_name_no_secret_are_let_through(tmp_path: Path) -> None:
+def test_harmless_file_names_are_accepted(tmp_path: Path) -> None:
     source = "import credentials\ndef f():\n    return credentials.X, '.env', open('keys.txt').read(), 'environment.yml'\n"
     write(tmp_path, {"m.py": source, "credentials.py": "X = 1\n", "keys.txt": "k", "environment.yml": "e"})
     code = capture("m.py:f", tmp_path)
     assert code.shipped == {"m.py": len(source), "credentials.py": 6, "keys.txt": 1, "environment.yml": 1}
 
 
-def test_the_pipelines_data_counts_but_does_not_travel(tmp_path: Path) -> None:
+def test_source_data_counts_but_does_not_travel(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f():\n    return 'train.csv', 'words.txt'\n", "train.csv": "a", "words.txt": "b"})
     code = capture("m.py:f", tmp_path, is_source=lambda file: file == (tmp_path / "train.csv").resolve())
     assert code.shipped.keys() == {"m.py", "words.txt"}
@@ -328,7 +328,7 @@ CLASHING: Files = {
 }
 
 
-def test_a_project_with_our_folder_names_means_its_own_files(tmp_path: Path) -> None:
+def test_project_with_penstocks_folder_names_uses_own_files(tmp_path: Path) -> None:
     import json
 
     import penstock.errors
@@ -346,7 +346,7 @@ def test_a_project_with_our_folder_names_means_its_own_files(tmp_path: Path) -> 
     assert sys.modules["penstock.training.spec"] is penstock.training.spec
 
 
-def test_a_target_in_a_clashing_folder_and_as_a_dotted_module(tmp_path: Path) -> None:
+def test_target_in_clashing_folder_or_dotted_module_loads(tmp_path: Path) -> None:
     write(tmp_path, CLASHING)
     assert capture("training/blocks.py:name", tmp_path).load()() == "user block"
     assert capture("training.blocks:name", tmp_path).load() is capture("training/blocks.py:name", tmp_path).load()
@@ -368,7 +368,7 @@ def test_relative_imports_and_neighbours_work(tmp_path: Path) -> None:
     assert before != after
 
 
-def test_two_projects_with_equal_names_live_in_one_process(tmp_path: Path) -> None:
+def test_equal_names_of_two_projects_load_in_one_process(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(
             tmp_path / name, {"model.py": "import helpers\ndef f():\n    return helpers.N\n", "helpers.py": f"N = '{name}'\n"}
@@ -376,7 +376,7 @@ def test_two_projects_with_equal_names_live_in_one_process(tmp_path: Path) -> No
     assert [capture("model.py:f", tmp_path / name).load()() for name in ("one", "two")] == ["one", "two"]
 
 
-def test_a_folder_of_scripts_does_not_hide_an_installed_package(tmp_path: Path) -> None:
+def test_folder_of_scripts_keeps_installed_package(tmp_path: Path) -> None:
     source = "import numpy\nfrom numpy import arange\ndef f():\n    return numpy.sum(arange(3))\n"
     files = {"numpy/convert.py": "X = 1\n", "m.py": source}
     code = capture("m.py:f", write(tmp_path, files))
@@ -384,7 +384,7 @@ def test_a_folder_of_scripts_does_not_hide_an_installed_package(tmp_path: Path) 
     assert "numpy" in code.versions
 
 
-def test_versions_hold_what_the_reached_code_imports(tmp_path: Path) -> None:
+def test_versions_hold_imports_of_reached_code(tmp_path: Path) -> None:
     write(
         tmp_path,
         {"m.py": "import numpy as np\nimport matplotlib\ndef f():\n    return np.ones(1)\ndef g():\n    return matplotlib\n"},
@@ -394,14 +394,14 @@ def test_versions_hold_what_the_reached_code_imports(tmp_path: Path) -> None:
     assert versions["numpy"].split(".")[0].isdigit()
 
 
-def test_a_module_without_distribution_counts_by_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_without_distribution_counts_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "path", {"loose_module.py": "X = 1\n"})
     write(tmp_path / "project", {"m.py": "import loose_module\ndef f():\n    return loose_module.X\n"})
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     assert capture("m.py:f", tmp_path / "project").versions["loose_module"].startswith("source:")
 
 
-def test_what_a_cut_off_upgrade_left_tells_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remains_of_cut_off_upgrade_give_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"installed_{letter}" for letter in "abcdefgh"]
     for name in names:
         for folder, version in ((name, "2.0"), (f"~{name[1:]}", "1.0")):
@@ -425,7 +425,7 @@ def test_installed_code_is_named_by_module(tmp_path: Path) -> None:
     assert code.load().__name__ == "Linear"
 
 
-def test_another_process_with_another_folder_loads_it(project: Path, tmp_path: Path) -> None:
+def test_other_process_in_other_folder_loads_code(project: Path, tmp_path: Path) -> None:
     import ray.cloudpickle
 
     (tmp_path / "code.pkl").write_bytes(ray.cloudpickle.dumps(capture(TARGET, project)))
@@ -466,7 +466,7 @@ def test_torch_modules_and_dataclasses_of_user_code_work(tmp_path: Path) -> None
     assert pickle.loads(pickle.dumps(other)).config == other.config
 
 
-def test_tracebacks_show_the_users_file_and_line(tmp_path: Path) -> None:
+def test_traceback_shows_users_file_and_line(tmp_path: Path) -> None:
     code = capture(
         "m.py:f", write(tmp_path, {"m.py": "import helpers\n\ndef f():\n    return 1 / 0\n", "helpers.py": "X = 1\n"})
     )
@@ -487,14 +487,14 @@ def test_tracebacks_show_the_users_file_and_line(tmp_path: Path) -> None:
         ("helpers:scal", ["did you mean 'scale'"]),
     ],
 )
-def test_a_target_that_names_nothing_is_refused(project: Path, target: str, words: list[str]) -> None:
+def test_target_without_definition_is_refused(project: Path, target: str, words: list[str]) -> None:
     with pytest.raises(SpecError) as caught:
         capture(target, project)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_a_syntax_error_names_file_and_line(project: Path) -> None:
+def test_syntax_error_names_file_and_line(project: Path) -> None:
     write(project, {"deeper.py": "FACTOR = 2\ndef (:\n"})
     with pytest.raises(UserCodeError, match=r"deeper.py:2"):
         capture(TARGET, project)
@@ -508,7 +508,7 @@ def test_a_syntax_error_names_file_and_line(project: Path) -> None:
         ("X = 1 / 0\n", r"helpers.py:2: ZeroDivisionError"),
     ],
 )
-def test_an_import_that_fails_names_file_line_and_cause(tmp_path: Path, source: str, words: str) -> None:
+def test_failed_import_names_file_line_and_cause(tmp_path: Path, source: str, words: str) -> None:
     write(tmp_path, {"m.py": "import helpers\ndef f():\n    return 1\n", "helpers.py": f"# {tmp_path}\n{source}"})
     with pytest.raises(UserCodeError, match=words) as caught:
         capture("m.py:f", tmp_path).load()
@@ -529,7 +529,7 @@ REGISTERING = {
 
 
 @pytest.mark.parametrize("how", REGISTERING)
-def test_a_class_that_is_found_through_its_base_counts_though_nobody_names_it(tmp_path: Path, how: str) -> None:
+def test_class_found_through_base_counts_unnamed(tmp_path: Path, how: str) -> None:
     found = "Base.__subclasses__()[0]" if how == "__subclasses__" else "FOUND['a']"
     files = {
         "base.py": f"FOUND = {{}}\n{REGISTERING[how]}",
@@ -554,7 +554,7 @@ def test_a_class_that_is_found_through_its_base_counts_though_nobody_names_it(tm
         ("OTHER = SIZES\nOTHER |= {'a': 8}", "OTHER = SIZES\nOTHER |= {'a': 9}"),
     ],
 )
-def test_what_an_import_does_to_something_else_counts(tmp_path: Path, line: str, other: str) -> None:
+def test_side_effect_of_import_counts(tmp_path: Path, line: str, other: str) -> None:
     source = "SIZES = {}\nclass Net:\n    a = 1\ndef f():\n    return Net.a, SIZES\n"
     write(tmp_path, {"m.py": f"{source}{line}\n"})
     before, after = digest_after(tmp_path, "m.py:f", {"m.py": f"{source}{other}\n"})
@@ -571,7 +571,7 @@ def test_what_an_import_does_to_something_else_counts(tmp_path: Path, line: str,
         "if __name__ == '__main__':\n    Base.k = 1",
     ],
 )
-def test_a_class_that_registers_nowhere_counts_only_where_it_is_used(tmp_path: Path, unused: str) -> None:
+def test_unregistered_class_counts_only_if_used(tmp_path: Path, unused: str) -> None:
     source = "import abc\nimport torch\nclass Base:\n    k = 0\nclass A(Base):\n    pass\n"
     write(tmp_path, {"m.py": f"{source}{unused}\n"})
     before, after = digest_after(tmp_path, "m.py:A", {"m.py": f"{source}{unused.replace('1', '2')}\n"})
@@ -589,7 +589,7 @@ def test_a_class_that_registers_nowhere_counts_only_where_it_is_used(tmp_path: P
         "open(VOCAB)",
     ],
 )
-def test_a_literal_path_counts_and_travels(tmp_path: Path, read: str) -> None:
+def test_literal_path_counts_and_travels(tmp_path: Path, read: str) -> None:
     source = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\nVOCAB = HERE / 'assets/vocab.txt'\n"
     write(tmp_path, {"nets/m.py": f"{source}def f():\n    return {read}.read()\n", "nets/assets/vocab.txt": "one"})
     assert "nets/assets/vocab.txt" in capture("nets/m.py:f", tmp_path).files
@@ -599,12 +599,12 @@ def test_a_literal_path_counts_and_travels(tmp_path: Path, read: str) -> None:
         assert capture("nets/m.py:f", tmp_path).load()() == "two"
 
 
-def test_a_literal_in_code_that_is_not_reached_does_not_count(tmp_path: Path) -> None:
+def test_literal_in_unreached_code_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f(): ...\ndef g():\n    return open('vocab.txt')\n", "vocab.txt": "one"})
     assert capture("m.py:f", tmp_path).files.keys() == {"m.py"}
 
 
-def test_a_file_of_code_files_counts_travels_and_is_found(tmp_path: Path) -> None:
+def test_file_of_code_files_counts_travels_and_is_found(tmp_path: Path) -> None:
     source = "from pathlib import Path\ndef f(name):\n    return Path(__file__).with_name('words').joinpath(name).read_text()\n"
     write(tmp_path, {"m.py": source, "words/a/one.txt": "one", "words/b.md": "b", "words/.hidden": "h"})
     files = matched_files(tmp_path, ["words/**"])
@@ -618,19 +618,19 @@ def test_a_file_of_code_files_counts_travels_and_is_found(tmp_path: Path) -> Non
     assert len({*installed}) == 2
 
 
-def test_a_secret_under_code_files_is_refused(tmp_path: Path) -> None:
+def test_secret_under_code_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f(): ...\n", "conf/credentials.json": "{}"})
     with pytest.raises(UserCodeError, match=r"code\.files names conf/credentials\.json, a file of secrets"):
         capture("m.py:f", tmp_path, files=matched_files(tmp_path, ["conf/*"]))
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/*", "../other/*", "a/../../b"])
-def test_a_glob_outside_of_the_project_is_refused(pattern: str) -> None:
+def test_glob_outside_project_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="is not a glob below the folder of the pipeline file"):
         CodeSpec(files=("ok/*", pattern))
 
 
-def test_a_file_with_an_absolute_path_counts_and_stays_where_it_is(tmp_path: Path) -> None:
+def test_file_with_absolute_path_counts_and_stays(tmp_path: Path) -> None:
     write(tmp_path, {"elsewhere/vocab.txt": "one"})
     vocab = tmp_path / "elsewhere" / "vocab.txt"
     write(tmp_path / "p", {"m.py": f"def f():\n    return open('{vocab}').read()\n"})
@@ -640,7 +640,7 @@ def test_a_file_with_an_absolute_path_counts_and_stays_where_it_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("written", ["assets/vocab.txt", "./assets/vocab.txt", "{folder}/assets/vocab.txt"])
-def test_a_file_that_params_name_counts_travels_and_is_found(tmp_path: Path, written: str) -> None:
+def test_file_named_by_params_counts_and_travels(tmp_path: Path, written: str) -> None:
     write(tmp_path, {"m.py": "def f(files, rate):\n    return open(files['vocab']).read()\n", "assets/vocab.txt": "one"})
     params = {"files": {"vocab": written.format(folder=tmp_path)}, "rate": 0.5}
     one = capture("m.py:f", tmp_path, params=params)
@@ -652,7 +652,7 @@ def test_a_file_that_params_name_counts_travels_and_is_found(tmp_path: Path, wri
     assert two.function()(**params) == "two"
 
 
-def test_a_file_that_params_of_installed_code_name_counts_and_is_found(tmp_path: Path) -> None:
+def test_file_in_params_of_installed_code_counts(tmp_path: Path) -> None:
     write(tmp_path, {"words.txt": "one"})
     params = {"input": "words.txt", "no": "x" * 5000 + "/."}
     one = capture("json:loads", tmp_path, params=params)
@@ -661,9 +661,7 @@ def test_a_file_that_params_of_installed_code_name_counts_and_is_found(tmp_path:
     assert one.located(params)["input"] == str(tmp_path / "words.txt")
 
 
-def test_a_file_of_params_that_is_too_large_to_travel_is_named_by_its_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_in_params_keeps_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.usercode.files._SHIPPED_BYTES", 2)
     write(tmp_path, {"m.py": "def f(vocab): ...\n", "vocab.txt": "one"})
     code = capture("m.py:f", tmp_path, params={"vocab": "vocab.txt", "mode": "train", "other": "no/such.txt"})
@@ -672,12 +670,12 @@ def test_a_file_of_params_that_is_too_large_to_travel_is_named_by_its_absolute_p
 
 
 @pytest.mark.parametrize("read", ["os.environ['RATE']", "os.getenv('RATE')", "dict(os.environ)"])
-def test_environment_variables_are_named_by_line(tmp_path: Path, read: str) -> None:
+def test_environment_variables_are_listed_by_line(tmp_path: Path, read: str) -> None:
     source = f"import os\ndef f(x):\n    return {read}\n"
     assert capture("m.py:f", write(tmp_path, {"m.py": source})).variables == ("m.py:3",)
 
 
-def test_an_editable_install_counts_by_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_editable_install_counts_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "repo", {"mylib_e/__init__.py": "from .net import W\n", "mylib_e/net.py": "W = 1\n"})
     info = {"METADATA": "Metadata-Version: 2.1\nName: mylib-e\nVersion: 0.1\n", "top_level.txt": "mylib_e\n"}
     write(
@@ -703,7 +701,7 @@ def test_an_editable_install_counts_by_its_source(tmp_path: Path, monkeypatch: p
         installed._source_digest.cache_clear()
 
 
-def test_a_variable_that_an_import_lacks_is_named_as_one_to_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_variable_on_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_TOKEN", raising=False)
     write(tmp_path, {"m.py": "import os\n\nTOKEN = os.environ['MY_TOKEN']\n\n\ndef f():\n    return TOKEN\n"})
     with pytest.raises(UserCodeError, match=r"m\.py:3: KeyError: 'MY_TOKEN'") as refused:

@@ -42,7 +42,7 @@ COLUMNS = (ColumnInfo(name="x", dtype="float32"), ColumnInfo(name="y", dtype="in
 TWO = FeedSchema(columns=COLUMNS, label="y", num_classes=2, classes=("no", "yes"))
 
 
-def test_a_metric_of_chosen_rows_is_scikit_learns_and_the_interval_knows_that_both_saw_the_same_rows() -> None:
+def test_paired_metric_and_interval_match_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     target = rng.integers(0, 2, 300)
     good = np.clip(rng.normal(0.25 + 0.5 * target, 0.25), 0.01, 0.99)
@@ -60,7 +60,7 @@ def test_a_metric_of_chosen_rows_is_scikit_learns_and_the_interval_knows_that_bo
     assert np.isnan(compare_paired(f1["half"], f1["good"], 1).low), "one row is no sample"
 
 
-def test_rows_of_one_class_decide_nothing_about_an_area() -> None:
+def test_rows_of_one_class_leave_area_undecided() -> None:
     scores = np.stack([np.linspace(0.1, 0.9, 4), np.linspace(0.9, 0.1, 4)], axis=1).astype(np.float32)
     good, bad = (Scorer("auroc", TWO, given, np.array([1, 0, 0, 0])) for given in (scores, scores[:, ::-1].copy()))
     assert (good(), bad(), good.undefined) == (1.0, 0.0, None)
@@ -71,7 +71,7 @@ def test_rows_of_one_class_decide_nothing_about_an_area() -> None:
     assert np.isnan(compare_paired(alike, alike, 4).low)
 
 
-def test_the_alias_moves_for_a_gain_as_large_as_asked_for() -> None:
+def test_alias_moves_for_min_gain() -> None:
     for metric, before, after, min_gain, moves in (
         ("test/accuracy", 0.8, 0.9, 0.0, True),
         ("test/accuracy", 0.8, 0.8, 0.0, False),
@@ -85,7 +85,7 @@ def test_the_alias_moves_for_a_gain_as_large_as_asked_for() -> None:
         assert moved is moves and "95 % interval [-0.1000, +0.1000]) on the same 50 rows" in said
 
 
-def test_a_slice_below_its_floor_is_named() -> None:
+def test_slice_below_floor_is_named() -> None:
     slices = [
         {"split": "test", "column": "country", "slice": "country=France", "rows": 7, "accuracy": 0.7},
         {"split": "test", "column": "country", "slice": "country=Chile", "rows": 3, "accuracy": 0.9},
@@ -99,7 +99,7 @@ def test_a_slice_below_its_floor_is_named() -> None:
     assert gone == "test has no slice 'country=Peru' to compare with its floor"
 
 
-def test_a_slice_of_one_class_breaks_a_floor_of_its_own_and_none_of_its_column() -> None:
+def test_undefined_slice_breaks_only_its_own_floor() -> None:
     def entry(name: str, value: float | None) -> dict[str, Any]:
         why = None if value is not None else "auroc: all rows are of class 'no'"
         return {"split": "test", "column": "to", "slice": f"to={name}", "rows": 3, "auroc": value, "not_defined": why}
@@ -119,12 +119,12 @@ def test_a_slice_of_one_class_breaks_a_floor_of_its_own_and_none_of_its_column()
     )
 
 
-def test_the_edges_of_a_slice_go_up() -> None:
+def test_slice_edges_must_increase() -> None:
     with pytest.raises(ValueError, match="the edges of a column must increase"):
         EvaluateSpec(slices=[{"age": [30, 18]}])
 
 
-def test_an_alias_and_the_one_before_change_places(tmp_path: Path) -> None:
+def test_rollback_exchanges_alias_and_previous(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     client.create_registered_model("m")
@@ -151,9 +151,7 @@ class Killed(BaseException):
     """What no handler of errors sees."""
 
 
-def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_rollback_is_completed_by_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     experiment = client.create_experiment("e", tmp_path.as_uri())
@@ -291,7 +289,7 @@ class House:
         return MLFLOW.aliases(self.uri, "line")["live"]
 
 
-def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_is_above_its_floor(tmp_path: Path) -> None:
+def test_regression_alias_moves_for_smaller_error_above_floors(tmp_path: Path) -> None:
     house = House(tmp_path)
     assert house.promote(house.version(1.0)).moved and house.holder() == "1"
     better = house.promote(house.version(1.5), min_gain=0.1)
@@ -309,9 +307,7 @@ def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_i
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
 
 
-def test_a_version_that_got_the_alias_during_the_comparison_is_compared_with_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_holder_during_comparison_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
     best, compare = house.version(2.0), held_against.compare_models
@@ -326,7 +322,7 @@ def test_a_version_that_got_the_alias_during_the_comparison_is_compared_with_too
     assert not found.moved and found.holder == best.version == house.holder()
 
 
-def test_weights_that_were_rolled_back_do_not_get_the_alias_again_however_good_they_are(tmp_path: Path) -> None:
+def test_rolled_back_weights_never_get_alias_by_a_run(tmp_path: Path) -> None:
     house = House(tmp_path)
     first = house.version(1.0)
     experiment = house.client.get_run(house.run_id).info.experiment_id
@@ -346,9 +342,7 @@ def test_weights_that_were_rolled_back_do_not_get_the_alias_again_however_good_t
     assert house.promote(again, weights="of 3").moved and house.holder() == again.version
 
 
-def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_comparison_of_many_rows_uses_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
     monkeypatch.setattr("penstock.training.registry.held_against.MOST_SCORES", 7)
@@ -377,9 +371,7 @@ def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
         (lambda house: house.version(1.0, column="width"), "no column 'width'"),
     ],
 )
-def test_a_holder_that_cannot_be_asked_keeps_the_alias_unless_the_policy_says_move(
-    tmp_path: Path, holds: Callable[[House], Registered], words: str
-) -> None:
+def test_unloadable_holder_keeps_alias_unless_move(tmp_path: Path, holds: Callable[[House], Registered], words: str) -> None:
     house = House(tmp_path)
     (tmp_path / "nothing").mkdir()
     MLFLOW.give_alias(house.uri, "line", "live", holds(house).version)

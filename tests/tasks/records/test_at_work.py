@@ -37,7 +37,7 @@ def recorded(ledger: Ledger, name: str, epochs: int, rows: str | None = "1") -> 
 
 
 @pytest.mark.parametrize("rows", ["1", None])
-def test_another_training_begins_beside_a_run_at_work_and_the_same_one_is_refused(tmp_path: Path, rows: str | None) -> None:
+def test_other_training_starts_beside_run_same_is_refused(tmp_path: Path, rows: str | None) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     first, second = recorded(ledger, "a", 3, rows), recorded(ledger, "b", 5, rows)
     with hold_lease(ledger.storage, lease_of(first)), hold_lease(ledger.storage, lease_of(second)):
@@ -53,7 +53,7 @@ def test_another_training_begins_beside_a_run_at_work_and_the_same_one_is_refuse
     assert avoid_busy_run(Continue(second), {}) == Continue(second)
 
 
-def test_whoever_chooses_a_run_is_waited_for_and_the_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_waits_and_reports_the_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "SILENCE_S", 0.0)
     storage, told, chosen = Storage(str(tmp_path)), threading.Event(), threading.Event()
 
@@ -69,7 +69,7 @@ def test_whoever_chooses_a_run_is_waited_for_and_the_wait_is_told(tmp_path: Path
     assert chosen.is_set()
 
 
-def test_choosing_removes_leases_that_were_left_and_no_living_one(tmp_path: Path) -> None:
+def test_choosing_removes_dead_leases_only(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     leases = {name: lease_of(Run(run=name, pipeline="p", created="", spec={})) for name in ("ended", "killed", "works")}
     with hold_lease(storage, leases["ended"]):
@@ -85,7 +85,7 @@ def test_choosing_removes_leases_that_were_left_and_no_living_one(tmp_path: Path
         works.communicate(input="")
 
 
-def test_a_lease_that_this_process_could_not_release_does_not_keep_it_waiting(tmp_path: Path) -> None:
+def test_own_unreleased_lease_does_not_block(tmp_path: Path) -> None:
     class Cut(Storage):
         cut = False
 
@@ -103,7 +103,7 @@ def test_a_lease_that_this_process_could_not_release_does_not_keep_it_waiting(tm
         pass
 
 
-def test_what_is_left_and_cannot_be_deleted_keeps_nobody_from_choosing(tmp_path: Path) -> None:
+def test_undeletable_lease_does_not_block_choosing(tmp_path: Path) -> None:
     class Undeletable(Storage):
         refused = 0
 

@@ -24,7 +24,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_a_change_of_code_is_named_down_to_the_method(tmp_path: Path) -> None:
+def test_change_of_code_names_the_method(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=2)
     before = side(file, "a")
     edit(file.parent / "model.py", "nn.Dropout(0.3)", "nn.Dropout(0.2)")
@@ -54,7 +54,7 @@ def test_a_change_of_code_is_named_down_to_the_method(tmp_path: Path) -> None:
     assert why_run("read", before.keys["read"], before, before) == ["it was not finished before"]
 
 
-def test_another_class_is_named_once_and_what_both_reach_is_no_change(tmp_path: Path) -> None:
+def test_other_class_is_named_once_without_shared_code(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=1)
     methods = "".join(f"    def {name}(self, *_):\n        return 1\n" for name in ("build_model", "loss", "a", "b"))
     with open(file.parent / "model.py", "a") as model:
@@ -69,7 +69,7 @@ def test_another_class_is_named_once_and_what_both_reach_is_no_change(tmp_path: 
     assert why_run("train", edited.keys["train"], plain, edited) == because
 
 
-def test_comments_docstrings_and_what_is_not_reached_are_no_change(tmp_path: Path) -> None:
+def test_comments_and_unreached_code_are_not_changes(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=1)
     before: Any = side(file, "a")
     edit(

@@ -22,7 +22,7 @@ def columns(before: dict[str, ColumnProfile], after: dict[str, ColumnProfile]) -
     return {entry["column"]: entry for entry in compare_data(*sides, ())["columns"]}
 
 
-def test_a_column_has_drifted_where_it_moved_by_more_than_chance_and_by_enough_to_speak_of() -> None:
+def test_column_drifts_by_significant_and_notable_shift() -> None:
     found = columns(
         {"still": numbers(5), "moved": numbers(5), "emptied": numbers(5), "town": words(Ulm=600, Bonn=400), "old": numbers(0)},
         {
@@ -42,7 +42,7 @@ def test_a_column_has_drifted_where_it_moved_by_more_than_chance_and_by_enough_t
     assert (found["old"]["kind"], found["new"]["kind"]) == ("gone", "added")
 
 
-def test_few_rows_that_moved_by_chance_are_no_drift() -> None:
+def test_insignificant_shift_of_few_rows_is_not_drift() -> None:
     few = [ColumnProfile(rows=9, count=9, mean=mean, squares=9.0) for mean in (5.0, 5.9)]
     assert not columns({"x": few[0]}, {"x": few[1]})["x"]["drifted"]
     assert not columns({"x": words(a=5, b=4)}, {"x": words(a=4, b=5)})["x"]["drifted"]

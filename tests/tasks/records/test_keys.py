@@ -68,7 +68,7 @@ def test_equal_inputs_give_equal_keys(tmp_path: Path) -> None:
     assert changed(keys_of(file), keys_of(file)) == set()
 
 
-def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -> None:
+def test_helper_in_other_file_changes_key_and_is_named(tmp_path: Path) -> None:
     file = make(tmp_path)
     before = keys_of(file)
     (tmp_path / "helpers.py").write_text(HELPERS.replace("2.0", "3.0"))
@@ -78,7 +78,7 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     assert named == ["code.transforms.py:scale: changed helpers.py"]
 
 
-def test_a_registered_model_to_begin_with_counts_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_start_counts_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, database = make(tmp_path), f"sqlite:///{tmp_path}/secret-of-the-store.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     client, experiment = connect(database, "p")
@@ -100,13 +100,13 @@ def test_a_registered_model_to_begin_with_counts_by_its_weights(tmp_path: Path, 
         keys_of(file, "train.start_from=models:/m/1")
 
 
-def test_code_that_one_of_two_keys_has_is_told_by_its_files() -> None:
+def test_code_of_one_key_is_named_by_files() -> None:
     assert changed_inputs({}, {"code.a.py:f": {"a.py": "1f0e", "b.py": "77aa"}}) == ["code.a.py:f: added a.py, b.py"]
     assert changed_inputs({"code.a.py:f": {"a.py": "1f0e"}}, {}) == ["code.a.py:f: removed a.py"]
     assert changed_inputs({"limits": None}, {"limits": {}}) == ["limits: (none) -> {}"]
 
 
-def test_a_file_that_the_code_names_changes_the_key_and_is_named(tmp_path: Path) -> None:
+def test_file_named_by_code_changes_key_and_is_named(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "words.txt").write_text("one")
     (tmp_path / "model.py").write_text(MODEL + "    words = open('words.txt')\n")
@@ -128,7 +128,7 @@ IN_PARAMS = "{function: 'transforms.py:scale', params: {vocab: words.txt}}"
         (f"preprocess=[{{map_batches: {IN_PARAMS}}}]", "preprocess", "transforms.py:scale"),
     ],
 )
-def test_a_file_that_params_name_changes_the_key_and_is_named(tmp_path: Path, override: str, stage: str, code: str) -> None:
+def test_file_named_by_params_changes_key_and_is_named(tmp_path: Path, override: str, stage: str, code: str) -> None:
     file = make(tmp_path)
     (tmp_path / "words.txt").write_text("one")
     before = keys_of(file, override)
@@ -138,7 +138,7 @@ def test_a_file_that_params_name_changes_the_key_and_is_named(tmp_path: Path, ov
     assert stage in changed(before, after)
 
 
-def test_a_file_of_code_files_changes_the_keys_of_all_code(tmp_path: Path) -> None:
+def test_file_of_code_files_changes_all_code_keys(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "words.txt").write_text("one")
     before = keys_of(file, "code.files=['*.txt']")
@@ -151,7 +151,7 @@ def test_a_file_of_code_files_changes_the_keys_of_all_code(tmp_path: Path) -> No
     }
 
 
-def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None:
+def test_comments_and_unrelated_functions_keep_keys(tmp_path: Path) -> None:
     file = make(tmp_path)
     before = keys_of(file)
     (tmp_path / "helpers.py").write_text("# a comment\n" + HELPERS.replace("return 1", "return 99"))
@@ -159,7 +159,7 @@ def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None
     assert changed(before, keys_of(file)) == set()
 
 
-def test_an_added_file_changes_the_read_key_and_is_named(tmp_path: Path) -> None:
+def test_added_file_changes_read_key_and_is_named(tmp_path: Path) -> None:
     file = make(tmp_path)
     before = keys_of(file)
     (tmp_path / "rows" / "b.csv").write_text("x,y\n3,0\n")
@@ -169,7 +169,7 @@ def test_an_added_file_changes_the_read_key_and_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("location", ["./rows", "rows", "elsewhere/rows/", "rows/*.csv"])
-def test_the_same_files_under_another_address_change_no_key(tmp_path: Path, location: str) -> None:
+def test_same_files_at_other_address_keep_keys(tmp_path: Path, location: str) -> None:
     file = make(tmp_path)
     before = keys_of(file)
     shutil.copytree(tmp_path / "rows", tmp_path / "elsewhere" / "rows")
@@ -194,7 +194,7 @@ AFTER = {"train", "evaluate", "register"}
         ({**PREPARED, "preprocess": {"other": 1}}, [], {"register"}),
     ],
 )
-def test_what_is_trained_hangs_on_its_rows_and_what_is_measured_on_those_held_out(
+def test_train_key_needs_train_rows_evaluate_key_held_out(
     tmp_path: Path, now: dict[str, Any], overrides: list[str], stages: set[str]
 ) -> None:
     file = make(tmp_path)
@@ -203,12 +203,12 @@ def test_what_is_trained_hangs_on_its_rows_and_what_is_measured_on_those_held_ou
     assert changed(keys_of(file, *overrides), keys_of(file, *overrides, recorded=now)) == stages
 
 
-def test_a_training_whose_rows_nobody_has_seen_has_no_key_yet(tmp_path: Path) -> None:
+def test_train_key_is_empty_without_prepared_rows(tmp_path: Path) -> None:
     unknown = {stage for stage, key in keys_of(make(tmp_path), recorded={}).items() if not key.key}
     assert unknown == {"train", "evaluate", "register"}
 
 
-def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) -> None:
+def test_checkpoint_schedule_keeps_train_key(tmp_path: Path) -> None:
     file = make(tmp_path)
     assert (
         changed(keys_of(file), keys_of(file, "train.checkpoint.every_s=1", "train.retries=0", "train.checkpoint.keep=9"))
@@ -220,7 +220,7 @@ def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) ->
     assert changed(keys_of(file), keys_of(file, "evaluate.metrics=[f1]")) == {"evaluate"}
 
 
-def test_a_label_may_be_a_column_that_a_step_makes(tmp_path: Path) -> None:
+def test_label_made_by_a_transform_has_keys(tmp_path: Path) -> None:
     file = make(tmp_path)
     loaded = load_spec(file, ["data.label=made"])
     assert loaded.project.source.label is None
@@ -228,7 +228,7 @@ def test_a_label_may_be_a_column_that_a_step_makes(tmp_path: Path) -> None:
     assert loaded.project.source.label == "y"
 
 
-def test_the_library_that_reads_a_format_is_in_the_key_and_a_default_fit_is_not(tmp_path: Path) -> None:
+def test_read_key_has_format_library_version(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "rows" / "a.avro").write_bytes(b"listed, not read")
     assert not [name for name in keys_of(file)["read"].inputs if "fastavro" in name]

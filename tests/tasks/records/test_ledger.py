@@ -12,7 +12,7 @@ from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, StageRecord
 
 
-def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
+def test_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     assert ledger.current_run("p") is None
     run = ledger.new_run("p", {"name": "p"})
@@ -24,7 +24,7 @@ def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
     assert list(ledger.runs()) == [run]
 
 
-def test_a_run_has_trained_once_its_workers_began(tmp_path: Path) -> None:
+def test_run_has_trained_once_workers_began(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("p", {"name": "p"})
     ledger.new_attempt(run.run)
@@ -34,7 +34,7 @@ def test_a_run_has_trained_once_its_workers_began(tmp_path: Path) -> None:
     assert ledger.has_trained(run.run)
 
 
-def test_a_torn_record_counts_as_absent(tmp_path: Path) -> None:
+def test_torn_record_counts_as_absent(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     ledger = Ledger(storage)
     record = StageRecord(stage="read", key="k", inputs={}, output={"rows": 3}, seconds=0.1, made="2026")
@@ -47,7 +47,7 @@ def test_a_torn_record_counts_as_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["run.json is torn", "run.json is gone", "current.json is torn"])
-def test_a_last_run_that_cannot_be_read_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
+def test_unreadable_current_run_is_refused(tmp_path: Path, damage: str) -> None:
     storage = Storage(str(tmp_path))
     ledger = Ledger(storage)
     run = ledger.new_run("p", {"name": "p"})
@@ -64,7 +64,7 @@ def test_a_last_run_that_cannot_be_read_is_refused_not_forgotten(tmp_path: Path,
     assert ledger.current_run("another") is None
 
 
-def test_the_number_of_a_torn_attempt_is_not_given_again(tmp_path: Path) -> None:
+def test_number_of_torn_attempt_is_not_reused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     ledger = Ledger(storage)
     ledger.new_attempt("r")
@@ -76,7 +76,7 @@ def test_the_number_of_a_torn_attempt_is_not_given_again(tmp_path: Path) -> None
     assert ledger.new_attempt("r").number == 4
 
 
-def test_a_run_that_was_recorded_as_done_is_not_called_killed_for_its_last_seconds(tmp_path: Path) -> None:
+def test_done_run_is_not_killed_during_its_last_seconds(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("p", {})
     ledger.new_attempt(run.run)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import SpecError
-from penstock.tasks.model.held_out import HeldOut
-from penstock.tasks.model.slices import MAX_VALUES, slices_of
+from penstock.tasks.model.held_out import MAX_VALUES, HeldOut, slices_of
 from tests.ingest.preparing import Source
 
 ROWS = 120
@@ -37,7 +36,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
     )
 
 
-def test_a_slice_holds_the_rows_whose_source_says_so(held_out: HeldOut) -> None:
+def test_slice_holds_rows_of_its_source_values(held_out: HeldOut) -> None:
     numbers = np.concatenate([table["x"].to_numpy() for table, _ in held_out.raw("test")]).astype(np.int64)
     assert len(numbers) == held_out.manifest.rows["test"] > MAX_VALUES
     said: list[str] = []
@@ -60,12 +59,12 @@ def test_a_slice_holds_the_rows_whose_source_says_so(held_out: HeldOut) -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"), [("towm", "no column 'towm'; did you mean 'town'"), ({"town": [1.0]}, "'town' is string, and edges")]
 )
-def test_a_column_that_cannot_be_sliced_by_is_named(held_out: HeldOut, wanted: str, words: str) -> None:
+def test_unusable_slice_column_is_refused(held_out: HeldOut, wanted: str, words: str) -> None:
     with pytest.raises(SpecError, match=words) as refused:
         slices_of(held_out, "test", [wanted], print)
     assert refused.value.next_step
 
 
-def test_a_split_with_files_of_its_own_is_read_from_there(held_out: HeldOut) -> None:
+def test_split_with_own_files_is_read_from_them(held_out: HeldOut) -> None:
     assert held_out.location("test") == "train"
     assert replace(held_out, data=held_out.data.model_copy(update={"test": "elsewhere/"})).location("test") == "test"
