@@ -31,7 +31,7 @@ class Section(BaseModel):
 
     @classmethod
     def in_file(cls, key: str | None = None) -> dict[str, FieldInfo]:
-        """The fields by the keys of the file. Overridden where a registry holds them: then `key` is the one that matters."""
+        """Return the fields by their keys in the file. Overridden where a registry holds them; `key` then selects it."""
         return {info.alias or name: info for name, info in cls.model_fields.items()}
 
 

@@ -47,12 +47,12 @@ class PenstockError(Exception):
 
     Attributes:
         result: what an attempt reached before this error ended it; see flows/run/close_attempt.py.
-        parts: the errors that it tells together; empty of one by itself.
+        parts: the errors that it combines; empty for a single one.
     """
 
     exit_code = 1
     usual_next_step = ""
-    """What leads on where a command ends with an error that says nothing better."""
+    """The next step of an error that has none of its own and ends a command."""
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
         self.message = redact_text(message)
@@ -63,7 +63,7 @@ class PenstockError(Exception):
         self.parts: tuple[PenstockError, ...] = ()
 
     def with_next_step(self, run: str = "") -> Self:
-        """The error itself, which ends a command: it has a next step, if only the usual one.
+        """Add the usual next step if the error has none, and return the error, which ends a command.
 
         Args:
             run: the command of the pipeline that it is about, in place of `penstock run FILE`, if that is known.
@@ -109,7 +109,7 @@ class DataError(PenstockError):
     """The source rows break a rule; the message names the first file and row."""
 
     exit_code = 4
-    usual_next_step = "correct the rows, or what the pipeline file says of them, and run the same command again"
+    usual_next_step = "correct the rows, or their section `data` in the pipeline file, and run the same command again"
 
 
 class ShardError(DataError):
@@ -158,5 +158,5 @@ class Interrupted(PenstockError):
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
-        """128 + signal number, as shells report it."""
+        """Return 128 + the signal's number, as shells do."""
         return 128 + self.signum

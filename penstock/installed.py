@@ -44,7 +44,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def _is_editable(found: Distribution) -> bool:
-    """Whether it is installed as a link to its sources (PEP 610)."""
+    """Return whether it is installed as a link to its sources (PEP 610)."""
     with contextlib.suppress(ValueError, AttributeError):
         return bool(json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
     return False

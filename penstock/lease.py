@@ -2,7 +2,7 @@
 
 A lease is a row of numbered files, `<path>/<generation>.json`. The process that creates the next number owns it: creation is
 exclusive on a local disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a
-higher number, or another owner's name in its own file, tells it that it was given up for dead. Some object stores let two
+higher number, or another owner's name in its own file, shows it that it counts as dead. Some object stores let two
 racers create one object, so a new owner reads its file back after a pause.
 """
 
@@ -42,7 +42,7 @@ SETTLE_S = 0.5
 
 
 class LeaseHolder(Section):
-    """Who owns the lease."""
+    """The owner of a lease."""
 
     owner: str
     process: ProcessIdentity
@@ -50,21 +50,21 @@ class LeaseHolder(Section):
     """Seconds since the epoch."""
     released: bool = False
     brief: bool = False
-    """Held for moments: who wants it next waits."""
+    """Held for moments: the next process waits."""
 
     def __str__(self) -> str:
         return f"{self.process} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
 
 
 def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
-    """The living holder of the lease, or None if it is free."""
+    """Return the living holder of the lease, or None if it is free."""
     generation = _last_generation(storage, path)
     holder = _read(storage, path, generation) if generation else None
     return holder if holder is not None and _holds(holder) else None
 
 
 def is_left(storage: Storage, path: str) -> bool:
-    """Whether the lease was released or its holder died on this machine: it may be deleted where nobody can take it now."""
+    """Return whether the lease was released or its holder died on this machine, so that it may be deleted."""
     holder = _read(storage, path, _last_generation(storage, path))
     return holder is not None and (holder.released or holder.process.is_alive is False)
 
@@ -121,7 +121,7 @@ def hold_lease(
         stop.set()
         _HELD_HERE.discard(holder.owner)
         thread.join(timeout=HEARTBEAT_S)
-        # A full disk, for instance: what ended the block is the news, and a holder that is gone is replaced by itself.
+        # A failure here, as of a full disk, must not hide the block's own error; a dead holder is replaced anyway.
         with contextlib.suppress(OSError, ServiceError):
             own = _read(storage, path, generation)
             if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
@@ -133,16 +133,16 @@ def hold_lease(
 
 
 def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseHolder], None]) -> tuple[int, LeaseHolder]:
-    tell_at: float | None = time.monotonic() + SILENCE_S
+    warn_at: float | None = time.monotonic() + SILENCE_S
     while True:
         last = _last_generation(storage, path)
         held = _read(storage, path, last) if last else None
-        if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
+        if held is not None and (_holds(held) or _heartbeat_changes(storage, path, last, held)):
             if not held.brief:
                 raise _refusal(storage, path, held)
-            if tell_at is not None and time.monotonic() > tell_at:
+            if warn_at is not None and time.monotonic() > warn_at:
                 on_wait(held)
-                tell_at = None
+                warn_at = None
             time.sleep(BRIEFLY_S)
             continue
         holder = LeaseHolder(
@@ -165,7 +165,7 @@ def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseH
 
 
 def _create(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
-    """Whether this process, and no other, has made that generation."""
+    """Create a generation; return whether this process alone has made it."""
     if not storage.create_exclusive(_file(path, generation), holder.model_dump_json().encode()):
         return False
     if storage.is_local:
@@ -208,8 +208,8 @@ def _beat(
                 return
             _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
         except Exception:
-            # Every store has errors of its own, and one that is away for a moment is no reason to stop: the next beat tells,
-            # and EXPIRES_S leaves room for nine.
+            # Every store has errors of its own, and one that is away for a moment does not stop the run: EXPIRES_S leaves
+            # room for nine beats.
             continue
 
 
@@ -217,12 +217,12 @@ def _holds(holder: LeaseHolder) -> bool:
     if holder.released or (holder.process == ProcessIdentity.current() and holder.owner not in _HELD_HERE):
         return False
     alive = holder.process.is_alive
-    # A heartbeat of the future is of another clock, and says as little as an old one.
+    # A heartbeat of the future is of another clock, and proves as little as an old one.
     return abs(time.time() - holder.heartbeat) < EXPIRES_S if alive is None else alive
 
 
-def _stirs(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
-    """Watch a silent holder that one cannot look at. True if its record changes: it lives, and its clock is not ours."""
+def _heartbeat_changes(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
+    """Watch a silent holder on another machine; return whether it renews its record (its clock may be skewed)."""
     if holder.released or holder.process.is_alive is not None:
         return False
     deadline = time.monotonic() + WATCH_S

@@ -31,12 +31,12 @@ _YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off"}
 
 
 def capped(lines: list[str], limit: int = 20) -> list[str]:
-    """The first `limit` lines, and a count of the rest."""
+    """Return the first `limit` lines, and a count of the rest."""
     return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """`1 file`, `1,200 files`: with `many` where it is more than an s, as in `file is` and `files are`."""
+    """Format `1 file` or `1,200 files`; `many` is the plural if it is more than an s, as in `file is` and `files are`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -49,13 +49,13 @@ def in_yaml(name: str) -> str:
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """`value` as Python would write it, cut to `limit` characters."""
+    """Format `value` as Python does, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def describe_error(error: BaseException) -> str:
-    """`KeyError: 'x'`; of an error without a text its kind alone."""
+    """Format as `KeyError: 'x'`, or the class alone if the error has no text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -68,7 +68,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float =
 
 
 def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:
-    """`; did you mean 'hidden' in place of 'hiden'?`, of arguments that `function` does not take; empty where it takes all."""
+    """Suggest parameters for arguments that `function` does not take, as `; did you mean 'hidden' in place of 'hiden'?`."""
     try:
         taken = inspect.signature(function).parameters.values()
     except ValueError:  # of compiled code

@@ -31,7 +31,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def is_there(place: str) -> bool:
-    """Whether the module of `module:attribute` was not deleted from penstock. Imports only the folders around it."""
+    """Return whether the module of `module:attribute` was not deleted from penstock. Imports only the folders around it."""
     module = place.partition(":")[0]
     try:
         return not module.startswith("penstock.") or importlib.util.find_spec(module) is not None
@@ -88,7 +88,7 @@ class Plugins(Generic[T_co]):
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """All names but those of packages that cannot be imported: these stop only who uses them. Imports the others."""
+        """All names but those of packages that cannot be imported: these fail only where they are used. Imports the others."""
         return tuple(name for name in self.names if name in self._own or self._is_usable(name))
 
     def _is_usable(self, name: str) -> bool:
@@ -99,10 +99,10 @@ class Plugins(Generic[T_co]):
         return True
 
     def get(self, name: str) -> T_co:
-        """The thing of that name, imported on the first call.
+        """Return the thing of that name, imported on the first call.
 
         Raises:
-            SpecError: no such name; it says which there are, and which is meant perhaps.
+            SpecError: no such name; the message lists the known ones.
             PreflightError: the package that adds it cannot be imported, two packages add the name, or a library is missing
                 that comes with an extra of penstock.
         """
@@ -113,7 +113,7 @@ class Plugins(Generic[T_co]):
         """Refuse a name that this process has of another package, or of another version of it, than the driver has.
 
         Args:
-            origin: what `origin(name)` says in the driver.
+            origin: result of `origin(name)` in the driver.
 
         Raises:
             PreflightError: it names both, and the machine.
@@ -127,14 +127,14 @@ class Plugins(Generic[T_co]):
             )
 
     def origin(self, name: str) -> str | None:
-        """`distribution==version` of the package that adds the name, for keys and records; None for penstock's own."""
+        """Return `distribution==version` of the package that adds the name, for keys and records; None for penstock's own."""
         if name in self._own:
             return None
         dist = self._added[name].dist
         return f"{dist.name}=={dist.version}" if dist is not None else self._added[name].value
 
     def place(self, name: str) -> str:
-        """`module:attribute` of a name that there is."""
+        """Return `module:attribute` of a known name."""
         return self._own[name] if name in self._own else self._added[name].value
 
     @functools.cached_property

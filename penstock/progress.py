@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 
 def silent(done: float, total: float | None, unit: str, note: str = "") -> None:
-    """A `Progress` that does nothing."""
+    """Do nothing; a `Progress`."""
 
 
 @contextlib.contextmanager

@@ -43,12 +43,12 @@ _PART = 8192
 """Characters of a printed line that are kept back until its end comes."""
 _BEGINNING = 3
 """Characters of a line's end that are kept back at a flush where a secret begins with them."""
-_TELLING = 8
+_MIN_LENGTH = 8
 """Characters of a secret from the environment; a shorter one is found in harmless words."""
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether a setting looks like a secret: by its name or dotted path (`api_key`, `db.password`), or by its text."""
+    """Return whether a setting looks like a secret: by its name or dotted path (`api_key`, `db.password`), or by its text."""
     if not value:
         return False
     text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _SIGNATURE.search(value)
@@ -72,7 +72,7 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Hide secrets in JSON-able data: values under telling names (`api_key`), and those `redact_text` finds."""
+    """Hide secrets in JSON-able data: values with names of secrets (`api_key`), and those `redact_text` finds."""
     if isinstance(value, Mapping):
         return {key: redact(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -101,7 +101,7 @@ def hiding_secrets() -> Iterator[None]:
 
 
 def _secrets_of_environment() -> set[str]:
-    """Values of variables with telling names, and passwords in values that are URLs; as they are, and as a URL has them."""
+    """Return the values of variables named like secrets, and passwords in URLs; plain, and quoted as in a URL."""
     return _secrets_of(tuple(os.environ.items()))
 
 
@@ -114,7 +114,9 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
             found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
         elif "://" in value:
             found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
-    return {form for secret in found if len(secret) >= _TELLING for form in (secret, quote(secret, safe=""), unquote(secret))}
+    return {
+        form for secret in found if len(secret) >= _MIN_LENGTH for form in (secret, quote(secret, safe=""), unquote(secret))
+    }
 
 
 class _Record(logging.LogRecord):
@@ -125,7 +127,7 @@ class _Record(logging.LogRecord):
 
     @property  # type: ignore[override]
     def exc_text(self) -> str | None:
-        """The traceback, which the first formatter makes and all others take from here."""
+        """Return the traceback, which the first formatter sets and all others use."""
         text = self.__dict__.get("exc_text")
         return text and redact_text(text)
 
@@ -220,7 +222,7 @@ class _Lines:
 
 
 def _begun_secret(text: str) -> int:
-    """How many characters at the end of the text may be the beginning of a secret."""
+    """Count the characters at the end of the text that may begin a secret."""
     found = 0
     for secret in _secrets_of_environment():
         lengths = range(min(len(secret) - 1, len(text)), max(found, _BEGINNING - 1), -1)
@@ -229,7 +231,7 @@ def _begun_secret(text: str) -> int:
 
 
 def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:
-    """The error itself, its texts and its causes' redacted; a RuntimeError in its place if its text cannot be changed."""
+    """Redact the texts of the error and of its causes; return it, or a RuntimeError if its text cannot be changed."""
     if id(error) in seen:
         return error
     seen.add(id(error))
@@ -255,7 +257,7 @@ def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:
 
 
 def _clean(value: object, seen: set[int]) -> object:
-    """One of an exception's arguments; libraries give the exception behind as one."""
+    """Redact an argument of an exception; it may be the causing exception."""
     if isinstance(value, BaseException):
         return _without_secrets(value, seen)
     return redact_text(value) if isinstance(value, str) else value

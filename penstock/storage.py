@@ -41,7 +41,7 @@ def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
 
 
 def existing_folder(path: Path) -> Path:
-    """The path itself, or the first folder above it that is there: on its disk the path would be made."""
+    """Return the path, or the closest parent that exists: on its disk the path would be made."""
     while not path.exists():
         path = path.parent
     return path
@@ -103,7 +103,7 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files lie on this machine's own disks (or a mount that looks like them)."""
+        """Return whether the files lie on this machine's own disks (or a mount that looks like them)."""
         return is_local(self.root)
 
     def refuse_file(self, called: str = "storage") -> None:
@@ -118,11 +118,11 @@ class Storage:
             )
 
     def uri(self, path: str = "") -> str:
-        """The absolute URI of `path`, as a user may paste it."""
+        """Return the absolute URI of `path`."""
         return f"{self.root}/{path}" if path else self.root
 
     def child(self, path: str) -> Storage:
-        """The storage rooted at `path` below this one. Raises ValueError for a path that leaves it."""
+        """Return the storage rooted at `path` below this one. Raises ValueError for a path that leaves it."""
         _check_inside(path)
         child = Storage(self.uri(path))
         if self._fs is not None:
@@ -157,13 +157,13 @@ class Storage:
             return bool(fs.exists(full))
 
     def size(self, path: str) -> int:
-        """Size of the file in bytes."""
+        """Return the file's size in bytes."""
         with self._translated(path):
             fs, full = self._locate(path)
             return int(fs.info(full)["size"])
 
     def read_bytes(self, path: str) -> bytes:
-        """The whole file."""
+        """Read the whole file."""
         if self.is_local:
             return self.local_path(path).read_bytes()
         with self._translated(path):
@@ -172,7 +172,7 @@ class Storage:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
-        """A binary stream to read from in the block, in which nothing but reading should fail."""
+        """Open a binary stream for the block, in which nothing but reading should fail."""
         with self._translated(path):
             fs, full = self._locate(path)
             with fs.open(full, "rb") as stream:
@@ -252,7 +252,7 @@ class Storage:
         return True
 
     def list(self, path: str = "") -> list[str]:
-        """Names (not paths) of the files and folders directly in `path`; hidden ones left out. Empty if absent."""
+        """List the names (not paths) of files and folders in `path`, without hidden ones. Empty if absent."""
         try:
             with self._translated(path):
                 fs, full = self._locate(path)
@@ -263,7 +263,7 @@ class Storage:
         return sorted(name for name in names if name and not name.startswith("."))
 
     def sizes(self, path: str = "") -> dict[str, int]:
-        """Bytes of the files directly in `path`, by name. Empty if absent."""
+        """Return the bytes of the files directly in `path`, by name. Empty if absent."""
         try:
             if self.is_local:
                 with os.scandir(self.local_path(path)) as entries:
@@ -276,7 +276,7 @@ class Storage:
         return {info["name"].rsplit("/", 1)[-1]: int(info["size"] or 0) for info in found if info["type"] == "file"}
 
     def tree(self, path: str = "") -> dict[str, int]:
-        """Bytes of every file below `path`, hidden ones too, by its path from the root of the storage. Empty if absent."""
+        """Return the bytes of all files below `path`, hidden ones too, by path from the storage's root. Empty if absent."""
         if self.is_local:
             root, found = self.local_path(), {}
             for folder, _, names in os.walk(root / path):
@@ -306,7 +306,7 @@ class Storage:
                 target.unlink()
 
     def local_path(self, path: str = "") -> Path:
-        """The path on disk. Raises ValueError for a remote root."""
+        """Return the path on disk. Raises ValueError for a remote root."""
         if not self.is_local:
             raise ValueError(f"{self.root} is not a local directory")
         _check_inside(path)

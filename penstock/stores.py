@@ -63,11 +63,11 @@ class StoreSpec(Section):
     @model_validator(mode="after")
     def _has_one_kind_of_credentials(self) -> StoreSpec:
         if self.anonymous and self.env_prefix is not None:
-            raise ValueError("anonymous goes without env_prefix: it takes no credentials")
+            raise ValueError("anonymous takes no credentials; leave out env_prefix")
         return self
 
     def credentials(self) -> tuple[str, str, str | None] | None:
-        """(key id, secret, session token) of `env_prefix`; None where others are used, or none.
+        """Return (key id, secret, session token) of `env_prefix`; None without it.
 
         Raises:
             PreflightError: a variable is not set on this machine.
@@ -79,7 +79,7 @@ class StoreSpec(Section):
         if lacking:
             raise PreflightError(
                 f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not set on {os.uname().nodename}; `stores` "
-                f"says that credentials are there (env_prefix: {self.env_prefix})",
+                f"names them (env_prefix: {self.env_prefix})",
                 next_step="set them where this command runs, and in the environment of `ray start` on each node of a cluster",
             )
         return os.environ[names[0]], os.environ[names[1]], os.environ.get(f"{self.env_prefix}_SESSION_TOKEN")
@@ -131,7 +131,7 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     settings = settings_of(uri)
     if settings is not None:
         keys = "anonymous: true" if settings.anonymous else f"{settings.env_prefix or 'AWS'}_ACCESS_KEY_ID on {host}"
-        advice = f"look at `stores` in the pipeline file, which says of this bucket {settings.endpoint or 'Amazon'}, and {keys}"
+        advice = f"look at `stores` in the pipeline file, which has {settings.endpoint or 'Amazon'} for this bucket, and {keys}"
     elif is_s3(uri):
         keys = (
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {host}; a node of a Ray cluster has those that were set when "
@@ -163,7 +163,7 @@ def settings_of(uri: str) -> StoreSpec | None:
 
 
 def object_store_options(uri: str) -> dict[str, str]:
-    """Settings of an S3 location for libraries on Rust's `object_store`, which finds the rest in the environment.
+    """Return the settings of an S3 location for libraries on Rust's `object_store`; it reads the rest from the environment.
 
     Raises:
         PreflightError: as `StoreSpec.credentials`.

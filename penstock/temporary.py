@@ -23,7 +23,7 @@ _LOCK = ".owner.lock"
 
 
 def user_folder() -> Path:
-    """A temporary folder that only this user can write, shared by the user's processes."""
+    """Return a temporary folder that only this user can write, shared by the user's processes."""
     base = Path(tempfile.gettempdir(), f"penstock-{os.getuid()}")
     base.mkdir(mode=0o700, exist_ok=True)
     status = os.lstat(base)
@@ -50,7 +50,7 @@ def own_folder(folder: Path, *, shared: bool = False) -> IO[bytes]:
 
 
 def unowned(folders: Iterable[Path]) -> list[Path]:
-    """Those of the folders that had an owner and have none now."""
+    """List the folders whose owner has ended."""
     found = []
     for folder in folders:
         with contextlib.suppress(OSError), open(folder / _LOCK, "rb") as lock:
@@ -60,7 +60,7 @@ def unowned(folders: Iterable[Path]) -> list[Path]:
 
 
 def remove_unowned(folders: Iterable[Path]) -> None:
-    """Remove those of the folders that had an owner and have none now."""
+    """Remove the folders whose owner has ended."""
     for folder in folders:
         with contextlib.suppress(OSError), open(folder / _LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +72,7 @@ def remove_unowned(folders: Iterable[Path]) -> None:
 
 
 def _is_of(lock: IO[bytes], folder: Path) -> bool:
-    """Whether the lock, now held, is the folder's still: another process may have removed the folder, and a third made it."""
+    """Return whether the held lock is still the folder's: other processes may have removed and remade the folder."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / _LOCK))
     return False

@@ -102,21 +102,21 @@ class RunContext:
 
     @property
     def storage(self) -> Storage:
-        """The pipeline's storage."""
+        """Return the pipeline's storage."""
         return self.project.storage
 
     @property
     def work_storage(self) -> Storage:
-        """The storage of this run alone."""
+        """Return the storage of this run alone."""
         return self.ledger.run_storage(self.run.run)
 
     @property
     def now(self) -> Before:
-        """This attempt, in the form in which two are compared."""
+        """Return this attempt in the form for a comparison."""
         return Before(run=self.run.run, spec=self.run.spec, keys=self.keys, code=self.code)
 
     def output(self, stage: str) -> dict[str, Any]:
-        """The output of an earlier stage of this attempt."""
+        """Return the output of an earlier stage of this attempt."""
         return self.outcomes[stage].output
 
     @property

@@ -37,7 +37,7 @@ MOST_WRONG_ROWS = 100
 
 
 def model_checkpoint(ctx: RunContext) -> str:
-    """Name of the checkpoint whose weights are evaluated and registered."""
+    """Name the checkpoint whose weights are evaluated and registered."""
     return chosen_checkpoint(TrainOutcome.model_validate(ctx.output("train")))
 
 
@@ -126,7 +126,7 @@ def measure_held_out(
 
 
 def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray]) -> pa.Table:
-    """The model's answers with the file and row that each row came from, as far as the shards are kept that know it."""
+    """Add to the answers the file and row of each, if the shards are kept."""
     table = pa.table(columns)
     if held_out.manifest.shards:
         found = sources_of(held_out.storage, held_out.manifest, split, columns["id"])
@@ -137,7 +137,7 @@ def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray
 
 
 def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
-    """The rows of the highest loss first, by file and row; classes by name.
+    """Format the rows with the highest losses as CSV, with file, row and names of classes.
 
     Args:
         answers: columns of training/evaluation/split_measures.py, with `file` and `row`.

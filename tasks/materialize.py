@@ -34,7 +34,7 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
-    """How train, evaluate and register read the rows; None reads them from disk. Starts Ray where that needs it.
+    """Choose how train, evaluate and register read rows that are not on disk, and start Ray for it; None for rows on disk.
 
     Raises:
         DataError: rows that had to be prepared again for one of these stages came out differently.
@@ -55,7 +55,7 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
 
 
 def preparation_of(ctx: RunContext) -> Preparation:
-    """How the run's rows become rows to train on."""
+    """Collect what turns the run's source rows into rows to train on."""
     spec = ctx.project.spec
     return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms))
 
@@ -199,7 +199,7 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 
 def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
-    """What `open_feed` takes; without rows on disk, where they come from."""
+    """Return the dataset's URI for `open_feed`, or the source's if no rows are on disk."""
     return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else ctx.project.spec.data.train
 
 

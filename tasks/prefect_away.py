@@ -28,7 +28,7 @@ _answered: dict[str | None, float] = {}
 
 
 def prefect_answers(within_s: float = 0.0) -> bool:
-    """Whether the server answers, now or within some seconds. Prefect's own client would try each call for a minute."""
+    """Return whether the server answers, now or within some seconds. Prefect's own client would try each call for a minute."""
     address, now = PREFECT_API_URL.value(), time.monotonic()
     if now - _answered.get(address, -_STILL_S) < _STILL_S:
         return True

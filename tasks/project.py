@@ -49,33 +49,33 @@ class Project:
 
     @property
     def source(self) -> DataSpec:
-        """The data section for reading: without the label if a transform may make that column."""
+        """Return the data section for reading: without the label if a transform may make that column."""
         makes_columns = any(entry.transform.makes_columns for entry in self.spec.preprocess)
         return self.spec.data.model_copy(update={"label": None}) if makes_columns else self.spec.data
 
     @cached_property
     def storage(self) -> Storage:
-        """Where state, cached data and checkpoints live."""
+        """Return the storage of state, cached data and checkpoints."""
         return Storage(self.spec.storage)
 
     @property
     def files(self) -> list[SourceFile]:
-        """The source files as they are now. Raises DataError, ServiceError."""
+        """Return the source files as they are now. Raises DataError, ServiceError."""
         return self.listing.files
 
     @cached_property
     def listing(self) -> Listing:
-        """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
+        """Return the source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         found = format_of(self.spec.data)
         if found.is_kept:
-            from penstock.ingest.formats.kept import list_kept  # who has files needs none of it
+            from penstock.ingest.formats.kept import list_kept  # loaded only for sources without files
 
             return list_kept(self.spec.data, self.base_dir, self.storage, self.spread, self.code_files)
         return list_source(self.spec.data, self.base_dir, found.extensions)
 
     @property
     def train_files(self) -> list[SourceFile]:
-        """The source files of `data.train`, also where another location is missing. Raises DataError, ServiceError."""
+        """Return the source files of `data.train`, also where another location is missing. Raises DataError, ServiceError."""
         try:
             files = self.files
         except DataError:
@@ -122,12 +122,12 @@ class Project:
 
     @property
     def framework(self) -> Framework:
-        """What `train.framework` names. Raises PreflightError if its package cannot be imported."""
+        """Load the framework of `train.framework`. Raises PreflightError if its package cannot be imported."""
         return FRAMEWORKS.get(self.spec.train.framework)
 
     @property
     def registry(self) -> ModelRegistry:
-        """What `tracking.registry` names. Raises PreflightError if its package cannot be imported."""
+        """Load the registry of `tracking.registry`. Raises PreflightError if its package cannot be imported."""
         return REGISTRIES.get(self.spec.tracking.registry)
 
     def _capture(self, target: str, params: Any = None) -> UserCode:
@@ -135,7 +135,7 @@ class Project:
 
     @cached_property
     def code_files(self) -> list[str]:
-        """The files that `code.files` names, as paths relative to the pipeline file. Each counts for all user code."""
+        """Return the files that `code.files` names, as paths relative to the pipeline file. Each counts for all user code."""
         return matched_files(self.base_dir, self.spec.code.files)
 
     def _check_code_files(self) -> None:
@@ -148,13 +148,13 @@ class Project:
 
     @cached_property
     def recipe(self) -> UserCode:
-        """The user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
+        """Return the user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
         if self.spec.train.recipe is None:
             return NO_CODE
         return self._capture(self.spec.train.recipe, self.spec.train.params)
 
     def changed_meanwhile(self) -> list[str]:
-        """Files that the code may read, as paths in the project, that came or changed since this object looked at it first.
+        """List the files of the code, as paths in the project, that are new or changed since this object read them first.
 
         Python files are not among them. Raises SpecError if the code cannot be found any more.
         """
@@ -170,13 +170,13 @@ class Project:
         )
 
     def definitions(self) -> dict[str, Definitions]:
-        """The source of all that the user's code reaches, by target as the pipeline file has it."""
+        """Return the source of all that the user's code reaches, by target as the pipeline file has it."""
         codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: code.definitions() for target, code in codes.items()}
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
-        """The functions of `map_batches` transforms, by target. Raises SpecError of all that cannot be found."""
+        """Return the functions of `map_batches` transforms, by target. Raises SpecError of all that cannot be found."""
         params: dict[str, list[Any]] = {}
         for entry in self.spec.preprocess:
             if (target := entry.transform.function) is not None:
@@ -185,7 +185,7 @@ class Project:
 
     @cached_property
     def callbacks(self) -> tuple[CallbackCode, ...]:
-        """What `train.callbacks` names; those with a colon are user code. Raises SpecError of all that cannot be found."""
+        """Load the callbacks of `train.callbacks`; a colon marks user code. Raises SpecError of all that are missing."""
         named = self.spec.train.named_callbacks
         if not named:
             return ()
@@ -195,7 +195,7 @@ class Project:
         return tuple(CallbackCode(name, options, next(codes) if ":" in name else None) for name, options in named)
 
     def _captured(self, named: Sequence[tuple[str, Any]]) -> list[UserCode]:
-        """The code of each (target, params). Raises SpecError of all that cannot be found."""
+        """Return the code of each (target, params). Raises SpecError of all that cannot be found."""
         codes: list[UserCode] = []
         problems: list[SpecError] = []
         for target, params in named:
@@ -209,7 +209,7 @@ class Project:
 
     @cached_property
     def start_from(self) -> StartWeights | None:
-        """What `train.start_from` names. Raises SpecError if it is not there, ServiceError if the registry does not answer."""
+        """Find the weights of `train.start_from`. Raises SpecError if missing, ServiceError if the registry does not answer."""
         name = self.spec.train.start_from
         if name is None:
             return None

@@ -99,7 +99,7 @@ def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:
 
 
 def _example(ctx: RunContext) -> pa.Table:
-    """The first rows of the train split that can be used, as the source has them."""
+    """Return the first usable rows of the train split, as the source has them."""
     preparation = preparation_of(ctx)
     chain = Chain(preparation.data, preparation.transforms, preparation.fitted, preparation.code)
     files = [file for file in ctx.snapshot.files if file.location == "train"]

@@ -14,7 +14,7 @@ __all__ = ["STAGE", "train_order"]
 
 
 def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest) -> Order:
-    """The order of a dataset's train split."""
+    """Return the order of a dataset's train split."""
     return make_order(shuffle, manifest.rows.get("train", 0), [shard.rows for shard in manifest.shards_of("train")])
 
 

@@ -55,7 +55,7 @@ class VerifyContext:
 
     @property
     def run_storage(self) -> Storage:
-        """The run's own files."""
+        """Return the run's own files."""
         return self.project.storage.child(f"runs/{self.run_id}")
 
 
@@ -81,7 +81,7 @@ class Stage:
     as_of_now: Callable[[RunContext, dict[str, Any]], dict[str, Any]] = lambda _ctx, output: output
 
     def record_path(self, run_id: str, key: str) -> str:
-        """Where the record lies in the storage."""
+        """Return the record's path in the storage."""
         return f"runs/{run_id}/stages/{self.name}.json" if self.of_run else f"stages/{self.name}/{key}.json"
 
 
@@ -212,12 +212,12 @@ def link_to_tracker(ctx: RunContext) -> None:
 
 
 def _page(ctx: RunContext) -> str | None:
-    """The run's page at the tracker."""
+    """Return the run's page at the tracker."""
     return ctx.tracker.url or ctx.tracker.local_url
 
 
 def _linked(ctx: RunContext) -> str:
-    """The run, with a link to its page at the tracker."""
+    """Return the run, with a link to its page at the tracker."""
     page = _page(ctx)
     return f"[{ctx.run.run}]({page})" if page is not None else f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
 

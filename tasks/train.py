@@ -65,7 +65,7 @@ def make_job(ctx: RunContext) -> TrainJob:
 
 
 def model_spec(ctx: RunContext) -> ModelSpec:
-    """What the trained model is rebuilt from, besides its files."""
+    """Collect what rebuilds the trained model, besides its files."""
     project = ctx.project
     return ModelSpec(
         code=project.recipe,
@@ -78,7 +78,7 @@ def model_spec(ctx: RunContext) -> ModelSpec:
 
 
 def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
-    """The checkpoints of a run."""
+    """Return the checkpoints of a run."""
     spec = project.spec.train.checkpoint
     return CheckpointStore(run_storage, keep=spec.keep, best=spec.best)
 
@@ -137,7 +137,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
     """Subscribe the ledger, the tracker and the terminal to what training publishes. Points go to the tracker in one call."""
-    say, progress = ctx.reporter.report, ctx.reporter.progress("train")
+    report, progress = ctx.reporter.report, ctx.reporter.progress("train")
 
     def save_attempt(**changes: Any) -> None:
         ctx.attempt = ctx.attempt.model_copy(update=changes)
@@ -150,7 +150,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
     def resumed(event: Resumed) -> None:
         for warning in event.warnings:
             ctx.warn(f"train: {warning}")
-        say(f"train: continues from step {event.step} ({event.exactness})")
+        report(f"train: continues from step {event.step} ({event.exactness})")
         save_attempt(exactness=event.exactness, resumed_from_step=event.step)
 
     def started(event: WorkerStarted) -> None:
@@ -163,7 +163,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
 
     def printed(event: Printed) -> None:
         for line in event.lines:
-            say(f"train: rank {event.rank}: {line}")
+            report(f"train: rank {event.rank}: {line}")
 
     def progressed(event: TrainProgress) -> None:
         progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
@@ -172,11 +172,11 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
         CheckpointCommitted: committed,
         Resumed: resumed,
-        StopAsked: lambda _: say("train: stopping; what is trained so far is saved first, a second signal stops at once"),
+        StopAsked: lambda _: report("train: stopping; what is trained so far is saved first, a second signal stops at once"),
         WorkerStarted: started,
         WorkersLost: lost,
-        Notice: lambda event: say(f"train: {event.message}"),
-        Stalled: lambda event: say(f"train: {event.message}"),
+        Notice: lambda event: report(f"train: {event.message}"),
+        Stalled: lambda event: report(f"train: {event.message}"),
         Printed: printed,
         Warned: lambda event: ctx.warn(f"train: {event.message}"),
         TrainProgress: progressed,
@@ -204,7 +204,7 @@ def _check_ended_well(ctx: RunContext, outcome: TrainOutcome) -> None:
 
 
 def chosen_checkpoint(outcome: TrainOutcome) -> str:
-    """Name of the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest.
+    """Name the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest.
 
     A recorded outcome always has a checkpoint.
     """
@@ -214,7 +214,7 @@ def chosen_checkpoint(outcome: TrainOutcome) -> str:
 
 
 def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Checkpoint:
-    """The checkpoint, once its files match their hashes: what is evaluated and registered must be what was trained.
+    """Return the checkpoint if its files match their hashes: the trained weights are evaluated and registered.
 
     Raises:
         CheckpointError: it is gone or damaged.

@@ -73,8 +73,8 @@ class Closure:
             raise UserCodeError(f"{path} defines no {name!r}{hint}", next_step=f"correct `{path}:{name}` in the pipeline file")
         self._execute(path)
         self._reach(path, (name,))
-        if self._lists_subclasses:
-            self._reach_subclasses()
+        while self._lists_subclasses and (waiting := self._executed.keys() - self._whole):
+            self._reach_whole(min(waiting))  # `Base.__subclasses__()` finds derived classes in every module
 
     @property
     def sources(self) -> list[str]:
@@ -146,7 +146,7 @@ class Closure:
                 self._reach(path, (name,))
 
     def _may_register(self, node: Definition, module: Module, derived: tuple[ast.stmt, ...] = ()) -> bool:
-        """Whether the definition may register itself when it is made, so that it acts without being named."""
+        """Return whether the definition may register itself when it is made, so that it acts without being named."""
         makers = [*node.decorator_list]
         if isinstance(node, ast.ClassDef):
             makers += [keyword.value for keyword in node.keywords if keyword.arg in ("metaclass", None)]
@@ -155,14 +155,14 @@ class Closure:
         return any(not self._is_harmless(each, module) for each in makers)
 
     def _is_harmless(self, expression: ast.expr, module: Module) -> bool:
-        """Whether an expression is a builtin, or of a library that keeps no list of the definitions that it makes."""
+        """Return whether an expression is a builtin, or of a library that keeps no list of the definitions that it makes."""
         first = next(iter(chains(expression)), ("",))[0]
         if any(item.path is None and item.module.split(".")[0] in _HARMLESS for item in module.imports.get(first, [])):
             return True
         return first not in module.names and hasattr(builtins, first)
 
     def _registers_derived(self, base: ast.expr, module: Module, derived: tuple[ast.stmt, ...]) -> bool:
-        """Whether a base class, or one that it derives from, may keep a list of the classes that are derived from it."""
+        """Return whether a base class, or one that it derives from, may keep a list of the classes that are derived from it."""
         if self._is_harmless(base, module):
             return False
         name, *rest = next(iter(chains(base)), ("",))
@@ -177,16 +177,6 @@ class Closure:
             or (each not in derived and self._may_register(each, module, derived))
             for each in classes
         )
-
-    def _reach_subclasses(self) -> None:
-        """`Base.__subclasses__()` finds every class that is derived from another, wherever it is named."""
-        done: set[str] = set()
-        while waiting := self._executed.keys() - done:
-            for path in sorted(waiting):
-                done.add(path)
-                for name, nodes in self._module(path).definitions.items():
-                    if any(isinstance(node, ast.ClassDef) and node.bases for node in nodes):
-                        self._reach(path, (name,))
 
     def _reach_whole(self, path: str) -> None:
         if path not in self._whole:
@@ -251,7 +241,7 @@ class Closure:
 
 
 def _has_effects(node: ast.ClassDef) -> bool:
-    """Whether the body of a class does more than to define what the class has."""
+    """Return whether the body of a class does more than to define what the class has."""
     plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
     return any(not isinstance(statement, plain) and not only_names(statement) for statement in without_docstring(node.body))
 

@@ -1,4 +1,4 @@
-"""Which files besides the Python source count for user code? Those that it or its params name, and those of `code.files`.
+"""Which files besides Python source count for user code? Those that it, its params or `code.files` name.
 
 A file that counts changes the key with its content, and travels to the workers and into the model registry, unless it is large,
 lies outside of the project, or is data that the pipeline reads. Files of secrets are refused.
@@ -106,7 +106,7 @@ def shipped_data(root: Path, name: str, target: str) -> bytes | None:
 
 
 def _is_secret(path: str) -> bool:
-    """Whether a file of this path usually holds passwords or keys. Python source never counts: it is imported, not read."""
+    """Return whether a file of this path usually holds passwords or keys. Python source never counts."""
     *folders, name = PurePath(path.lower()).parts or ("",)
     if name.endswith(".py"):
         return False

@@ -38,7 +38,7 @@ class Layout:
         self._root = root
 
     def is_file(self, path: str) -> bool:
-        """Whether the project has this file."""
+        """Return whether the project has this file."""
         return (self._root / path).is_file()
 
     def _has_sources(self, folder: str) -> bool:

@@ -99,7 +99,7 @@ def _executed(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def only_names(statement: ast.stmt) -> bool:
-    """Whether the statement is a constant, or gives values to nothing but names of its own."""
+    """Return whether the statement is a constant, or gives values to nothing but names of its own."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
     targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]

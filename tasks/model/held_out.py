@@ -50,11 +50,11 @@ class HeldOut:
     storage: Storage
 
     def location(self, split: Split) -> str:
-        """Where the files of a split lie: it has a place of its own, or is a part of the train rows."""
+        """Return the location of a split's files: its own, or that of train."""
         return split if isinstance(getattr(self.data, split), str) else "train"
 
     def raw(self, split: Split) -> Iterator[tuple[pa.Table, Origin]]:
-        """The rows of a split, with their label, in the columns that the transforms begin with; and their places."""
+        """Yield the rows of a split and their places, with the label and the columns for the first transform."""
         files = [file for file in self.snapshot.files if file.location == self.location(split)]
         at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
         rows = split_rows(self.data, self.snapshot, files, at_once)
@@ -91,7 +91,7 @@ def slices_of(
 
 
 def _values(held_out: HeldOut, split: Split, names: list[str], sources: Sources) -> pa.Table:
-    """Columns of the source, in the order of the prepared rows."""
+    """Read columns of the source in the order of the prepared rows."""
     number = {name: index for index, name in enumerate(sources.names)}
     number = {file.uri: number.get(file.name, len(number)) for file in held_out.snapshot.files}
     tables, places = [], []

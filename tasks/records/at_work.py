@@ -52,7 +52,7 @@ def choosing_a_run(
 
 
 def holders_of_runs(storage: Storage, pipeline: str) -> dict[str, LeaseHolder]:
-    """Run -> the living process that works on it. Trials of a sweep are not among them."""
+    """Map each run at work to its living process, without trials of a sweep."""
     folder = run_leases(pipeline)
     found = {run: current_holder(storage, f"{folder}/{run}") for run in storage.list(folder)}
     return {run: holder for run, holder in found.items() if holder is not None}

@@ -164,7 +164,7 @@ def _members(sources: Mapping[str, str], taken_apart: Collection[str]) -> Iterat
 
 
 def _by_file(reached: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """File -> the digests of what is reached in it."""
+    """Map each file to the digests of its reached code."""
     found: dict[str, set[str]] = {}
     for each in reached:
         for file, digest in each.items():

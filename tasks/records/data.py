@@ -54,7 +54,7 @@ class RunData:
 
     @property
     def files(self) -> dict[str, dict[str, Any]]:
-        """`train/name` -> rows, bytes and digest of the content."""
+        """Map `train/name` to rows, bytes and digest of the content."""
         if self.snapshot is None:
             return {}
         return {
@@ -68,7 +68,7 @@ class RunData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes by their number; empty where the label is not a class."""
+        """Return the names of the classes by number; empty if the label is not a class."""
         if self.manifest is None:
             return ()
         schema = self.manifest.feed_schema
@@ -88,7 +88,7 @@ class RunData:
         return {**({"classes": classes} if classes else {}), **files}
 
     def file_classes(self) -> dict[str, dict[str, int]]:
-        """`train/name` -> class -> rows, of the files that are described."""
+        """Map `train/name` to rows by class, for files with a profile."""
         return {_name(file): self._named(file.classes) for file in self.profile.files if file.classes}
 
     def _named(self, rows: Mapping[str, int]) -> dict[str, int]:
@@ -102,7 +102,7 @@ def dataset_name(pipeline: str, split: str) -> str:
 
 
 def compare_data(before: RunData, after: RunData, files: tuple[FileChange, ...]) -> dict[str, Any]:
-    """Files with their rows, rows and classes by split, and drift by column, as JSON."""
+    """Compare files, rows and classes by split, and columns, as JSON."""
     return {
         "files": [_file(change, before, after) for change in files],
         "rows": [
@@ -180,7 +180,7 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
 
 
 def _moved(was: float, now: float, rows_before: int, rows_after: int) -> bool:
-    """Whether a share changed significantly, and by a notable amount."""
+    """Return whether a share changed significantly, and by a notable amount."""
     if not rows_before or not rows_after:
         return False
     pooled = (was * rows_before + now * rows_after) / (rows_before + rows_after)

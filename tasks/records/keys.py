@@ -76,7 +76,7 @@ def stage_keys(project: Project, recorded: Outputs) -> dict[str, StageKey]:
 
 
 def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]] | None:
-    """What the stages from `train` on take from the prepared rows; None where these are not on record."""
+    """Return the key inputs that later stages take from the prepared rows; None if these are not on record."""
     fitted, prepared, shuffled = (outputs[name] for name in ("preprocess", "materialize", "shuffle"))
     if fitted is None or prepared is None or shuffled is None:
         return None

@@ -65,22 +65,22 @@ Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"
 
 
 def lease_path(pipeline: str) -> str:
-    """Where the lease of a pipeline's name lies, held for moments: its holder alone chooses, begins or repairs a run of it."""
+    """Return the path of the lease of a pipeline's name; its holder alone chooses, begins or repairs a run of it."""
     return f"pipelines/{pipeline}/lease"
 
 
 def run_leases(pipeline: str) -> str:
-    """Where the leases of a pipeline's runs lie, each in a folder with the run's id."""
+    """Return the folder of the leases of a pipeline's runs, by run id."""
     return f"pipelines/{pipeline}/leases"
 
 
 def sweep_lease_path(pipeline: str) -> str:
-    """Where the lease of a pipeline's sweep lies: its holder alone works on the sweep and on the runs of its trials."""
+    """Return the path of the lease of a pipeline's sweep; its holder alone works on it and on its trials."""
     return f"pipelines/{pipeline}/sweep-lease"
 
 
 def utc_now() -> str:
-    """The time now, UTC, to the second, in ISO format."""
+    """Return the time now, UTC, to the second, in ISO format."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
@@ -143,7 +143,7 @@ class Attempt(Section):
     error: str | None = None
 
     def why_failed(self, cleaned: Cleaned | None) -> list[str]:
-        """The lines of its error, if it failed. What they advise to do next leads nowhere once the run is cleaned."""
+        """Return the lines of the error, if it failed, without the next step if the run is cleaned."""
         lines = (self.error or "").splitlines() if self.status == "failed" else []
         if not lines or cleaned is None:
             return lines
@@ -180,12 +180,12 @@ class Run(Section):
 
     @property
     def tracker(self) -> str:
-        """Name of the newest attempt's tracker."""
+        """Return the name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
 
 
 def lease_of(run: Run) -> str:
-    """The lease that a process which works on `run` holds."""
+    """Return the lease that a process which works on `run` holds."""
     return f"{run_leases(run.pipeline)}/{run.run}" if run.sweep is None else sweep_lease_path(run.pipeline)
 
 
@@ -206,7 +206,7 @@ class Ledger:
         return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=utc_now(), spec=spec)
 
     def current_run(self, pipeline: str) -> Run | None:
-        """The run that the next command continues, if there is one.
+        """Return the run that the next command continues, if there is one.
 
         Raises:
             ResumeError: there is one, and its records cannot be read. To begin another in silence would bury its checkpoints.
@@ -240,7 +240,7 @@ class Ledger:
             self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
 
     def run_with_training(self, pipeline: str, key: str) -> Run | None:
-        """The newest run of the pipeline whose training has that key, if there is one."""
+        """Return the newest run of the pipeline whose training has that key, if there is one."""
         try:
             run = self.load_run(str(self.storage.read_json(f"pipelines/{pipeline}/trainings/{key}.json")["run"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -259,7 +259,7 @@ class Ledger:
             return None
 
     def runs_with_alias(self, pipeline: str) -> list[str]:
-        """Ids of the pipeline's runs that gave some alias to their version of a model last."""
+        """List the pipeline's runs that were the last to give an alias to their model."""
         folder = f"pipelines/{pipeline}/aliases"
         return [str(self.storage.read_json(f"{folder}/{name}")["run"]) for name in self.storage.list(folder)]
 
@@ -267,7 +267,7 @@ class Ledger:
         return f"pipelines/{pipeline}/aliases/{digest_of([model, alias])}.json"
 
     def load_run(self, run_id: str) -> Run | None:
-        """A run's record; None if there is none that can be read."""
+        """Read a run's record; None if it is missing or cannot be read."""
         try:
             return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
         except (FileNotFoundError, ValidationError):
@@ -282,7 +282,7 @@ class Ledger:
         self.storage.write_json(f"runs/{run_id}/code.json", {"version": 1, "targets": dict(code)})
 
     def code_of(self, run_id: str) -> dict[str, Definitions]:
-        """What `save_code` kept; empty where nothing is on record."""
+        """Read what `save_code` kept; empty if nothing is on record."""
         try:
             return dict(self.storage.read_json(f"runs/{run_id}/code.json")["targets"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -293,7 +293,7 @@ class Ledger:
         self.storage.write_json(f"profiles/{key}.json", profile)
 
     def profile(self, key: str) -> Profile | None:
-        """What `save_profile` kept; None where nothing is on record."""
+        """Read what `save_profile` kept; None if nothing is on record."""
         try:
             return Profile.model_validate(self.storage.read_json(f"profiles/{key}.json"))
         except (FileNotFoundError, ValueError):
@@ -307,14 +307,14 @@ class Ledger:
         self.storage.write_bytes(f"runs/{run_id}/answers/{split}.arrow", into.getvalue())
 
     def answers(self, run_id: str, split: Split) -> pa.Table | None:
-        """What `save_answers` kept; None where nothing is on record."""
+        """Read what `save_answers` kept; None if nothing is on record."""
         try:
             return pa.ipc.open_file(io.BytesIO(self.storage.read_bytes(f"runs/{run_id}/answers/{split}.arrow"))).read_all()
         except (FileNotFoundError, pa.ArrowInvalid):
             return None
 
     def run_storage(self, run_id: str) -> Storage:
-        """The part of the storage that belongs to one run: its checkpoints, journal and outbox."""
+        """Return the part of the storage that belongs to one run: its checkpoints, journal and outbox."""
         return self.storage.child(f"runs/{run_id}")
 
     def runs(self) -> Iterator[Run]:
@@ -323,7 +323,7 @@ class Ledger:
         yield from sorted((run for run in found if run is not None), key=lambda run: run.created)
 
     def attempts(self, run_id: str) -> list[Attempt]:
-        """A run's attempts, in order."""
+        """Read a run's attempts, in order."""
         found: list[Attempt] = []
         for name in self.storage.list(f"runs/{run_id}/attempts"):
             try:
@@ -333,7 +333,7 @@ class Ledger:
         return sorted(found, key=lambda attempt: attempt.number)
 
     def has_trained(self, run_id: str) -> bool:
-        """Whether workers of the run ever began to train, in an attempt that is on record."""
+        """Return whether workers of the run ever began to train, in an attempt that is on record."""
         return any(attempt.workers for attempt in self.attempts(run_id))
 
     def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
@@ -355,12 +355,12 @@ class Ledger:
         self.storage.write_json(f"runs/{run_id}/attempts/{attempt.number:04d}.json", attempt.model_dump(mode="json"))
 
     def stage_output(self, stage: StageName, key: str) -> dict[str, Any] | None:
-        """The output on record of a stage that belongs to no run."""
+        """Return the output on record of a stage that belongs to no run."""
         record = self.stage_record(f"stages/{stage}/{key}.json", key)
         return None if record is None else record.output
 
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
-        """The record at `path`, if it is there, parses and carries `key`; with `cleaned` also one whose data are deleted."""
+        """Return the record at `path` if it parses and carries `key`; with `cleaned` also one whose data are deleted."""
         try:
             record = StageRecord.model_validate_json(self.storage.read_bytes(path))
         except (FileNotFoundError, ValidationError):

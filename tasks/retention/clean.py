@@ -42,7 +42,7 @@ class Cleaning:
     by: str
 
     def plan(self) -> CleanupPlan:
-        """What would go now. Nothing is written.
+        """Decide what would be deleted now; write nothing.
 
         Raises:
             LeaseHeldError: a sweep of the pipeline is at work, or a run begins.

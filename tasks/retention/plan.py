@@ -108,7 +108,7 @@ def plan_cleanup(found: Inventory, pipeline: str, retention: RetentionSpec) -> C
 
 
 def _kept(found: Inventory, pipeline: str, retention: RetentionSpec) -> dict[str, str]:
-    """Run -> why it stays; cleaned runs are not among them."""
+    """Map each run that stays, cleaned ones excepted, to the reason."""
     alive = {run.run: run for run in found.runs if not run.cleaned}
     own = [run for run in alive.values() if run.pipeline == pipeline]
     kept = {run.run: f"of pipeline {run.pipeline}" for run in alive.values() if run.pipeline != pipeline}
@@ -135,7 +135,7 @@ def _kept(found: Inventory, pipeline: str, retention: RetentionSpec) -> dict[str
 
 
 def _of_runs(found: Inventory, runs: Iterable[RunUse]) -> list[Deletion]:
-    """The files of runs, but for their small records."""
+    """List the files of runs for deletion, small records excepted."""
     folders, deletions = _by_folder(found.files, "runs"), []
     for run in runs:
         files = _without_records(folders.get(run.run, {}))
@@ -155,7 +155,7 @@ def _without_records(files: Mapping[str, int]) -> dict[str, int]:
 
 
 def _of_rows(found: Inventory, datasets: Collection[str]) -> list[Deletion]:
-    """Datasets and units of no kept run."""
+    """List the datasets and units that no kept run uses."""
     used = {unit for key in datasets for unit in found.units.get(key, ())}
     known = {unit for units in found.units.values() for unit in units}
     # A run that was stopped while it prepared rows takes over the units that it has made; no dataset names them yet.
@@ -171,7 +171,7 @@ def _of_rows(found: Inventory, datasets: Collection[str]) -> list[Deletion]:
 
 
 def _large_records(found: Inventory, used: Collection[str]) -> list[Deletion]:
-    """Outputs of stages and profiles that only cleaned runs have, and that are too large to keep."""
+    """List the large outputs of stages and profiles that only cleaned runs use."""
     return [
         _deletion("record", path, {path: size}, f"of no kept run, and larger than {RECORD_BYTES >> 10} KiB")
         for path, size in sorted(found.files.items())
@@ -188,7 +188,7 @@ def _deletion(kind: Literal["dataset", "unit", "record"], name: str, files: Mapp
 
 
 def _by_folder(files: Mapping[str, int], top: str) -> dict[str, dict[str, int]]:
-    """Name of a folder in `top` -> its files."""
+    """Group files by their folder in `top`."""
     found: dict[str, dict[str, int]] = {}
     for path, size in sorted(files.items()):
         if path.startswith(f"{top}/") and path.count("/") > 1:

@@ -164,4 +164,4 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
     with pytest.raises(SpecError) as refused:
         load_spec(pipeline(tmp_path, stores=wrong))
     assert len(refused.value.problems) == 3
-    assert "anonymous goes without env_prefix" in str(refused.value)
+    assert "anonymous takes no credentials; leave out env_prefix" in str(refused.value)
