@@ -140,12 +140,18 @@ def test_what_needs_a_deleted_plug_in_is_refused(
     assert problem in python(core, "-m", "penstock", *words[:1], project, *words[1:], code=code)
 
 
+@pytest.fixture(scope="module")
+def types(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """mypy's cache, which copies of the tree share: most of their modules are the same."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
 @pytest.mark.drill
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("plugin", sorted(PLUGINS))
-def test_each_plug_in_can_be_deleted(plugin: str, tmp_path: Path) -> None:
+def test_each_plug_in_can_be_deleted(plugin: str, tmp_path: Path, types: str) -> None:
     tree = copy_without([plugin], tmp_path / "tree")
     check_imports(tree, [plugin])
-    python(tree, "-m", "mypy", "--cache-dir", str(tmp_path / "mypy"))
+    python(tree, "-m", "mypy", "--cache-dir", types)
     python(tree, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not drill", *QUICK)

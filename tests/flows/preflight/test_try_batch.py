@@ -123,7 +123,7 @@ def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",
-            r"augment\(\) makes other values of column 'image' each time",
+            r"augment\(\) is not repeatable: column 'image' differs between two calls",
         ),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'].roll(os.getpid(), generator)}\n",
@@ -131,13 +131,13 @@ def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
         ),
         (
             "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
-            r"Net.augment made a tensor of shape \[1, 64\] of column 'image' in a batch of 2 rows",
+            r"Net.augment returned a tensor of shape \[1, 64\] for column 'image' in a batch of 2 rows",
         ),
         ("    def augment(self, batch, generator): batch['image'] += 1\n", "Net.augment returned a NoneType, not a dict"),
-        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
+        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment returned a int for column 'size'"),
         (
             "    def augment(self, batch, generator): return {**batch, str(torch.rand(1)): batch['mean']}\n",
-            r"augment\(\) makes other values of column",
+            r"augment\(\) is not repeatable: column",
         ),
     ],
 )
