@@ -92,11 +92,11 @@ class CachedFeed(FeedCursor):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
 
-        A thread gathers ahead; closing or dropping the iterator stops it. An epoch can be read again, also from another
-        position and at the same time.
+        A thread gathers ahead once that saves time; closing or dropping the iterator stops it. An epoch can be read again, also
+        from another position and at the same time.
         """
         self._check_start(epoch, start)
-        yield from self._read_ahead(epoch, self._groups(epoch, start))
+        yield from self._read_ahead(epoch, self._groups(epoch, start), only_copies=True)
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
         """Put every batch read from now on on `device`; for a GPU, gather rows into pinned memory."""

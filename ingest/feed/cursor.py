@@ -126,11 +126,16 @@ class FeedCursor:
         self._at = saved.epoch, saved.position
         return self._at
 
-    def _read_ahead(self, epoch: int, groups: Generator[list[Batch]]) -> Iterator[Batch]:
-        """Make groups of batches ahead in a thread; the position follows the yielded batches."""
+    def _read_ahead(self, epoch: int, groups: Generator[list[Batch]], *, only_copies: bool) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread; the position follows the yielded batches.
+
+        Args:
+            only_copies: a group is only copied rows, which may not be worth a thread.
+        """
+        once_it_pays = only_copies and self._augment is None and self._delivery is None
         if self._augment is not None:
             groups = self._augmented_groups(epoch, groups)
-        with closing(ahead(self._delivered(groups), self.part.prefetch)) as ready:
+        with closing(ahead(self._delivered(groups), self.part.prefetch, once_it_pays=once_it_pays)) as ready:
             for group, arrival in ready:
                 for batch in group:
                     if arrival is not None:

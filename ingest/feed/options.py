@@ -69,7 +69,9 @@ class FeedOptions:
             them on its own stream while the GPU works on earlier batches.
         as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` computes
             `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
-        prefetch: groups of batches made ahead in a thread; 0 uses none.
+        prefetch: groups of batches made ahead in a thread; 0 uses none. Without `augment`, `device` and `as_float` the thread
+        is
+            started once it saves time.
         last: an epoch's last batch, if the rows do not fill it: `keep` makes it shorter, `drop` leaves its rows out of the
             epoch, `fill` adds the epoch's first rows.
         verify: read shards on local disks and compare their hashes, once per machine and after a change. (Shards of a store

@@ -189,7 +189,7 @@ class StreamFeed(FeedCursor):
         """
         self._check_start(epoch, start)
         if start < self.num_rows:
-            yield from self._read_ahead(epoch, self._batches(epoch, start))
+            yield from self._read_ahead(epoch, self._batches(epoch, start), only_copies=False)
 
     def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
         """Gather the batches that end in one window together: the next window may take long."""

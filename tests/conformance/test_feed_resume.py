@@ -67,6 +67,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "penstock.ingest.feed.cached.GROUP_BYTES", 3 * BATCH_ROWS * 34
     )  # an epoch takes several groups, of 3 batches and more
+    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # gathered ahead from the start
     place, mode, *rest = request.param.split("-")
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.

@@ -162,6 +162,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
 def test_changing_a_batch_does_not_change_others(
     storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # read ahead from the start
     feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
     weights = torch.ones(5, requires_grad=True)
     losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
@@ -193,13 +194,17 @@ def test_shares_make_up_the_batch(rows: int, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["global", "windowed"])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("lost_s", [0.0, 3e-5, 1e9])
 def test_batches_are_equal_with_and_without_thread(
-    storage: Storage, manifest: DatasetManifest, mode: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, manifest: DatasetManifest, mode: str, lost_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The thread gathers from the start, after some groups (the clock decides), or never."""
     monkeypatch.setattr("penstock.ingest.feed.cached.GROUP_BYTES", 1)
+    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", lost_s)
+    for cost in ("HAND_OVER_S", "OTHER_CACHE_S"):
+        monkeypatch.setattr(f"penstock.ingest.feed.read_ahead.{cost}", -1e-6)
     order = order_of(mode, 3)
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2, prefetch=prefetch)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
     with torch.inference_mode():
         batches = list(feed.batches(0))
     ids = order.ids(0, 0, ROWS)
