@@ -24,9 +24,6 @@ __all__ = ["ParquetFormat", "ParquetReader"]
 _BATCH_BYTES = 64 << 20
 """Of all columns, decoded at a time."""
 
-_LOOK_ROWS = 1024
-"""Rows read at a time of a row group that may be the damaged one."""
-
 
 class ParquetFormat(Format):
     """Columns with their types; encoded images too, as structs with the field `bytes`."""
@@ -91,7 +88,7 @@ class ParquetReader(Reader):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:
-                    raise _unreadable_group(file, parquet, groups, names, error) from error
+                    raise _unreadable_groups(file, groups, error) from error
 
 
 class _RowGroup(NamedTuple):
@@ -122,23 +119,11 @@ def _read_together(metadata: pq.FileMetaData, begin: int, batch_rows: int) -> It
         yield held, held[0].start
 
 
-def _unreadable_group(
-    file: SourceFile,
-    parquet: pq.ParquetFile,
-    groups: Sequence[_RowGroup],
-    names: Sequence[str],
-    error: OSError | pa.ArrowException,
-) -> PenstockError:
-    """Find the row group that cannot be read, and return the error to raise."""
-    broken = groups[-1]
-    for group in groups[:-1]:
-        try:
-            for _ in parquet.iter_batches(_LOOK_ROWS, row_groups=[group.number], columns=names, use_threads=False):
-                pass
-        except (OSError, pa.ArrowException) as its_own:
-            broken, error = group, its_own
-            break
-    where = f"{file.uri}: row group {broken.number} (rows {broken.start} to {broken.start + broken.rows - 1})"
+def _unreadable_groups(file: SourceFile, groups: Sequence[_RowGroup], error: OSError | pa.ArrowException) -> PenstockError:
+    """Return the error to raise for row groups that are read together."""
+    first, last = groups[0], groups[-1]
+    numbers = f"row group {first.number}" if first is last else f"row groups {first.number} to {last.number}"
+    where = f"{file.uri}: {numbers} (rows {first.start} to {last.start + last.rows - 1})"
     if "Expected all lists to be of size" in str(error):
         return DataError(
             f"{where}: a column of fixed-size lists has a null row, which pyarrow cannot read from Parquet ({error})",
