@@ -1,4 +1,4 @@
-"""The page of a run says how many rows were left out and where they are listed, and how long each rank waited."""
+"""The page of a run shows the rows left out, where they are listed, and the wait of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preflight refuses before anything is spent, and says what to do."""
+"""Preflight refuses before a run spends anything, with the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commit a run was started from is on record, and whether files differed from it."""
+"""The commit of a run is on record, and whether files differ from it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ train: {recipe: model.py:build, epochs: 2}
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """What `penstock check` says of each framework: the problem, and the next command."""
+    """Return problem and next command of `penstock check` for each framework."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "pipeline.yaml").write_text(PIPELINE)
     (folder / "rows.csv").write_text("a,label\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
