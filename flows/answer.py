@@ -18,7 +18,7 @@ from rich.console import Console
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.redact import hiding_secrets, redact_text
 
-__all__ = ["ANSWERED", "ERR", "OUT", "LineConsole", "answer", "reporting_machine_errors", "say", "tell"]
+__all__ = ["ANSWERED", "ERR", "OUT", "LineConsole", "answer", "print_line", "print_note", "reporting_machine_errors"]
 
 
 class LineConsole(Console):
@@ -38,12 +38,12 @@ OUT = LineConsole()
 ERR = LineConsole(stderr=True)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line of the answer to stdout."""
     OUT.print(line)
 
 
-def tell(line: str, style: str | None = None) -> None:
+def print_note(line: str, style: str | None = None) -> None:
     """Print a line beside the answer, to stderr."""
     ERR.print(line, style=style)
 
@@ -83,14 +83,14 @@ def answer(
         if isinstance(error, Interrupted):
             _on_signals(signal.SIG_IGN)  # a second signal must not prevent the answer
         result, exit_code = _failure(error.with_next_step(run)), error.exit_code
-        tell(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red")
+        print_note(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red")
         if isinstance(error, Interrupted) and again:
             result["error"]["next"] = again
-            tell(f"continue with: {again}")
+            print_note(f"continue with: {again}")
     except KeyboardInterrupt:
         result, exit_code = {"status": "interrupted"}, 130
         if again:
-            tell(f"continue with: {again}")
+            print_note(f"continue with: {again}")
     except (Exception, SystemExit) as error:
         # A defect: show it whole, and still print one JSON object.
         traceback.print_exc(file=sys.stderr)

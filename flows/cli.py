@@ -19,7 +19,7 @@ import typer
 
 from penstock import __version__
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
+from penstock.flows.answer import ANSWERED, ERR, OUT, answer, print_line, print_note
 from penstock.flows.looking_back import compare, explain, log, report, rows, status, ui
 from penstock.flows.operating import clean, deploy, doctor, rollback
 from penstock.flows.options import HERE, File, Json, Set
@@ -65,7 +65,7 @@ def init(
         from penstock.flows.verbs.init import create_project
 
         files = create_project(directory, template.value)
-        say(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}")
+        print_line(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}")
         return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
 
     answer(work, as_json)
@@ -78,13 +78,13 @@ def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
         loaded = _read_spec(file, overrides)
         from penstock.flows.verbs.check import check_pipeline
 
-        return check_pipeline(loaded, say)
+        return check_pipeline(loaded, print_line)
 
     answer(work, as_json)
 
 
 def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Say for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
+    """Show for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
 
     def work() -> dict[str, Any]:
         loaded = _read_spec(file, overrides)
@@ -120,9 +120,9 @@ def run(
 
         result = run_loaded(loaded, fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        tell(f"see it: {page}")
+        print_note(f"see it: {page}")
         if result.get("list_url"):
-            tell(f"all runs: {result['list_url']}")
+            print_note(f"all runs: {result['list_url']}")
         return result
 
     command = run_command(file, overrides or [], *(["--folds"] if folds else []))
@@ -135,7 +135,7 @@ def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) 
     make_sweep = needed("penstock.flows.tune.verb:make_sweep", "run --folds")
     result: dict[str, Any] = make_sweep(file, overrides, fresh=fresh, folds=True)
     page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-    tell(f"see the folds: {page}")
+    print_note(f"see the folds: {page}")
     return result
 
 
@@ -146,7 +146,7 @@ def schema() -> None:
     try:
         print(schema_json(), end="")
     except PenstockError as error:
-        tell(f"penstock: {error}", style="red")
+        print_note(f"penstock: {error}", style="red")
         raise typer.Exit(error.exit_code) from error
 
 

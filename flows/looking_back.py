@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.flows.answer import OUT, answer, say, tell
+from penstock.flows.answer import OUT, answer, print_line, print_note
 from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set, can_be_written
 
 __all__ = ["compare", "explain", "log", "report", "rows", "status", "ui"]
@@ -71,7 +71,7 @@ def compare(
         show_comparison(result, OUT)
         if html is not None:
             html.write_text(comparison_page(result), encoding="utf-8")
-            tell(f"see it: {html}")
+            print_note(f"see it: {html}")
         return result
 
     answer(work, as_json)
@@ -114,7 +114,7 @@ def report(
         run = names.find(name)
         page = output or Path(f"{run.run}.html")
         page.write_text(report_page(names.ledger, run), encoding="utf-8")
-        say(str(page))
+        print_line(str(page))
         return {"status": "done", "run": run.run, "page": str(page)}
 
     answer(work, as_json)
@@ -154,6 +154,6 @@ def ui(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.ui import serve_ui
 
-        return serve_ui(file, mlflow_port, tell)
+        return serve_ui(file, mlflow_port, print_note)
 
     answer(work, as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.errors import SpecError
-from penstock.flows.answer import OUT, answer, say
+from penstock.flows.answer import OUT, answer, print_line
 from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
 from penstock.plugins import needed
 
@@ -41,7 +41,7 @@ def clean(
     keep_days: Annotated[
         float | None, typer.Option(min=0, help="Days after which even one of these goes.", show_default="30")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: Json = False,
 ) -> None:
     """Free what no kept run, alias or live run uses: checkpoints, prepared rows, answers. Records of runs stay."""
@@ -49,7 +49,7 @@ def clean(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.clean import clean_pipeline
 
-        return clean_pipeline(file, keep_runs, keep_days, dry_run=dry_run, say=say)
+        return clean_pipeline(file, keep_runs, keep_days, dry_run=dry_run, report=print_line)
 
     answer(work, as_json)
 
@@ -96,12 +96,12 @@ def deploy(
         if not predict:
             if source or output or model or columns or format or options or gpus:
                 raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")
-            return deploy_pipeline(file, plan, overrides or [], say)
+            return deploy_pipeline(file, plan, overrides or [], print_line)
         if source is None or output is None or overrides:
             raise SpecError("--predict needs --input and --output, and takes no --set")
         deploy_predictions = needed("penstock.flows.predict.deployment:deploy_predictions", "deploy --predict")
         wanted = {"source": source, "output": output, "columns": columns or [], "format": format, "options": options or []}
-        result: dict[str, Any] = deploy_predictions(file, plan, model, wanted | {"gpus": gpus}, say)
+        result: dict[str, Any] = deploy_predictions(file, plan, model, wanted | {"gpus": gpus}, print_line)
         return result
 
     answer(work, as_json)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.flows.answer import answer, tell
+from penstock.flows.answer import answer, print_note
 from penstock.flows.options import Columns, FileOption, Format, Gpus, Json, Options
 from penstock.messages import counted
 
@@ -36,7 +36,7 @@ def predict(
         result = predict_rows(
             model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
         )
-        tell(f"{result['output']}: {counted(result['total_rows'], 'row')}")
+        print_note(f"{result['output']}: {counted(result['total_rows'], 'row')}")
         return result
 
     answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))

@@ -17,7 +17,7 @@ ENTRYPOINT = "penstock.flows.predict.flow.predict"
 
 
 def deploy_predictions(
-    file: Path, plan: Plan, model: str | None, wanted: Mapping[str, Any], say: Callable[[str], None]
+    file: Path, plan: Plan, model: str | None, wanted: Mapping[str, Any], report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result as that of `deploy_pipeline`.
 
@@ -53,4 +53,4 @@ def deploy_predictions(
 
         return Work(predict, ENTRYPOINT, request, f"`{model}` scores `{request.input}`", "output")
 
-    return deploy(loaded, work, plan, say)
+    return deploy(loaded, work, plan, report)

@@ -59,7 +59,7 @@ def try_one_batch(
     *,
     on_cluster: bool = False,
     for_sweep: bool = False,
-    say: Callable[[str], None] = lambda _line: None,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any]:
     """Send one batch of real rows through the transforms and the framework, as training does.
 
@@ -67,7 +67,7 @@ def try_one_batch(
         snapshot: the source if it was read already; without it only the beginning of the first train file is read.
         on_cluster: try the batch in a Ray task with the resources of a training worker; Ray is connected.
         for_sweep: check that a validation measures `tune.metric`, as far as one batch shows.
-        say: called with each line that user code prints, and for each wait on the cluster.
+        report: called with each line that user code prints, and for each wait on the cluster.
 
     Returns:
         `rows`, `columns`, the fields of the framework's `TriedBatch`, `sample_rows`, `sized_by_sample` (transforms that may
@@ -77,11 +77,11 @@ def try_one_batch(
         SpecError, DataError, TrainingError: naming the user's file and line if there is one.
     """
     with (
-        passing_prints(lambda line: say(f"first batch: {line}")),
+        passing_prints(lambda line: report(f"first batch: {line}")),
         tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder,
     ):
         sample = _prepare(project, snapshot, Path(folder))
-        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, for_sweep, aloud(say))
+        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, for_sweep, aloud(report))
     part = snapshot is not None and sample.rows < snapshot.rows
     return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
 
@@ -181,7 +181,7 @@ def _try_framework(
     manifest: DatasetManifest,
     on_cluster: bool,
     for_sweep: bool,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     train, sample = project.spec.train, project.spec.shuffle.sample
     batch = _first_batch(project, storage, manifest)
@@ -197,7 +197,7 @@ def _try_framework(
     if on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
-        tried = on_one_worker(train, "the first batch", there, say)
+        tried = on_one_worker(train, "the first batch", there, report)
     else:
         tried = there()
     if for_sweep and tried.logged is not None and not project.callbacks:  # a callback may chart values, too

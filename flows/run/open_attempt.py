@@ -265,7 +265,7 @@ def check_needs(
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         if on_cluster:
             need_ray()
-        tried = try_one_batch(project, on_cluster=on_cluster, for_sweep=run.sweep is not None, say=need_ray.reporter.report)
+        tried = try_one_batch(project, on_cluster=on_cluster, for_sweep=run.sweep is not None, report=need_ray.reporter.report)
         warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
     for warning in warnings:
         need_ray.reporter.warn(warning)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.flows.answer import answer, tell
+from penstock.flows.answer import answer, print_note
 from penstock.flows.options import HERE, File, Json, Set
 from penstock.messages import run_command
 
@@ -27,7 +27,7 @@ def tune(
 
         result = make_sweep(file, overrides or [], fresh=fresh)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        tell(f"see the trials: {page}")
+        print_note(f"see the trials: {page}")
         return result
 
     command = run_command(file, overrides or [], verb="tune")

@@ -31,13 +31,13 @@ from penstock.training.tracking.registry import TRACKERS
 __all__ = ["check_pipeline"]
 
 
-def check_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, Any]:
+def check_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[str, Any]:
     """Check everything that can be checked without running a stage.
 
     Raises:
         PenstockError: the first part that fails, with all its problems.
     """
-    say(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
+    report(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
     project = loaded.project
     preflight = Preflight(loaded)
     _ = preflight.storage
@@ -50,38 +50,38 @@ def check_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, 
             check_cluster(project, cluster, reads_sources=True)
             has = ((cluster.num_cpus, "CPU"), (cluster.num_gpus, "GPU"))
             words = [f"{count:g} {kind}{'s' * (count != 1)}" for count, kind in has]
-            say(f"cluster    ok   {cluster.address}: {', '.join(words)}")
-        return _check_the_rest(loaded, project, warnings, say, on_cluster=cluster is not None)
+            report(f"cluster    ok   {cluster.address}: {', '.join(words)}")
+        return _check_the_rest(loaded, project, warnings, report, on_cluster=cluster is not None)
 
 
 def _check_the_rest(
-    loaded: LoadedSpec, project: Project, warnings: list[str], say: Callable[[str], None], *, on_cluster: bool
+    loaded: LoadedSpec, project: Project, warnings: list[str], report: Callable[[str], None], *, on_cluster: bool
 ) -> dict[str, Any]:
-    say(f"storage    ok   {project.storage.root}")
-    with passing_prints(lambda line: say(f"recipe: {line}")):
+    report(f"storage    ok   {project.storage.root}")
+    with passing_prints(lambda line: report(f"recipe: {line}")):
         check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
-    say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
+    report(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
     describe_space = optional("penstock.flows.tune.space:describe_space")
     if describe_space is not None and (space := describe_space(loaded)):
-        say(f"tune       ok   {space}")
+        report(f"tune       ok   {space}")
     if variables := {place: None for code in project.codes for place in code.variables}:
         warnings.append(f"{', '.join(variables)}: reads environment variables, whose values no key covers")
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
-    say(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")
+    report(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")
     ships: dict[str, int] = {}
     for code in project.codes:
         ships |= code.shipped
-    say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
-    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, say=say)
+    report(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
+    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, report=report)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
-    say(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
+    report(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
     if begins_with := batch.get("begins_with"):
-        say(f"start      ok   {begins_with}")
+        report(f"start      ok   {begins_with}")
     for warning in warnings:
-        say(f"warning: {warning}")
+        report(f"warning: {warning}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
     return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
 

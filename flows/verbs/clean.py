@@ -21,13 +21,13 @@ __all__ = ["clean_pipeline"]
 
 
 def clean_pipeline(
-    file: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool, say: Callable[[str], None]
+    file: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Delete what nothing kept refers to, and return what `penstock clean --json` prints.
 
     Args:
         keep_runs: None takes the file's `retention`, or else the default; `keep_days` likewise.
-        say: prints a line; deletions are printed before they happen.
+        report: prints a line; deletions are printed before they happen.
 
     Raises:
         LeaseHeldError: a sweep of the pipeline runs, or a run begins.
@@ -48,15 +48,15 @@ def clean_pipeline(
 
     def announce(plan: CleanupPlan) -> None:
         for line in _plan_lines(plan, folders, dry_run):
-            say(line)
+            report(line)
 
     if dry_run:
         announce(plan := cleaning.plan())
     else:
-        plan = cleaning.clean(announce, lambda holder: say(f"waiting for another cleaning of the storage: {holder.process}"))
+        plan = cleaning.clean(announce, lambda holder: report(f"waiting for another cleaning of the storage: {holder.process}"))
         remove_unowned(folders)
     if not dry_run:
-        say(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
+        report(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
     return {
         "status": "done",
         "storage": redact_text(loaded.spec.storage),

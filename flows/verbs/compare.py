@@ -79,15 +79,15 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
 
 def show_comparison(compared: dict[str, Any], console: Console) -> None:
     """Print the findings, then the tables behind them."""
-    say = console.print
+    show = console.print
     for side in ("before", "after"):
         run = compared[side]
-        say(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
-    say("        " + ", ".join(f"{'same' if same else 'other'} {what}" for what, same in compared["same"].items()))
-    say("")
+        show(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
+    show("        " + ", ".join(f"{'same' if same else 'other'} {what}" for what, same in compared["same"].items()))
+    show("")
     for sentence in compared["findings"]:
-        say(f"- {sentence}")
-    say("")
+        show(f"- {sentence}")
+    show("")
     table = Table("metric", "before", "after", "difference", box=None)
     for entry in compared["metrics"]:
         values = ["" if entry[side] is None else f"{entry[side]:.4f}" for side in ("before", "after")]
@@ -97,13 +97,13 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
     console.print(table, soft_wrap=False)
     moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
     for entry in moved[:_COLUMNS_SHOWN]:
-        say(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
+        show(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
     for code in compared["code"]:
-        say(f"\n{code['file']}")
+        show(f"\n{code['file']}")
         for line in code["diff"]:
-            say(line, style={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
+            show(line, style={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
     for change in [*compared["changed"]["spec"], *compared["changed"]["versions"]]:
-        say(f"{change['name']}: {change['before']} -> {change['after']}")
+        show(f"{change['name']}: {change['before']} -> {change['after']}")
 
 
 def comparison_page(compared: Mapping[str, Any]) -> str:

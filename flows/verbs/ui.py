@@ -41,12 +41,12 @@ READY_S = 90.0
 """A cold MLflow server took 25 s on two busy cores."""
 
 
-def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) -> dict[str, Any]:
+def serve_ui(file: Path | None, mlflow_port: int, report: Callable[[str], None]) -> dict[str, Any]:
     """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, print the address.
 
     Args:
         mlflow_port: 0 takes the port of the last time, or a free one.
-        say: prints a line; the addresses are printed once they answer.
+        report: prints a line; the addresses are printed once they answer.
 
     Raises:
         SpecError: there is neither a pipeline file nor a state folder.
@@ -62,9 +62,9 @@ def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) ->
     ):
         pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
         if not closing.is_set():
-            say(f"MLflow:  {pages['mlflow']}")
-            say(f"Prefect: {pages['prefect']}")
-            say("Ctrl-C closes them")
+            report(f"MLflow:  {pages['mlflow']}")
+            report(f"Prefect: {pages['prefect']}")
+            report("Ctrl-C closes them")
         closing.wait()
         return {"status": "done", **pages}
 

@@ -314,7 +314,7 @@ def test_a_cut_connection_to_the_store_while_it_is_cleaned_loses_nothing_that_is
     before = dict(MemoryFileSystem.store)
 
     def clean() -> dict[str, Any]:
-        freed = clean_pipeline(file, 1, None, dry_run=False, say=lambda _line: None)["freed"]
+        freed = clean_pipeline(file, 1, None, dry_run=False, report=lambda _line: None)["freed"]
         return {"freed": len(freed), "left": [path for path in storage.tree("") if "lease" not in path]}
 
     store_faults.arm(0)

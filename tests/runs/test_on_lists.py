@@ -176,7 +176,7 @@ def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, change: str, words: list[str]) -> None:
     with pytest.raises(PenstockError) as refused:
-        check_pipeline(load_spec(make_project(tmp_path / "project"), [change]), say=lambda line: None)
+        check_pipeline(load_spec(make_project(tmp_path / "project"), [change]), report=lambda line: None)
     assert refused.value.exit_code == 2
     for word in words:
         assert word in str(refused.value)

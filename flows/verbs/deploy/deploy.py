@@ -81,14 +81,14 @@ class Work(NamedTuple):
     """Field of the request that identifies the work."""
 
 
-def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], report: Callable[[str], None]) -> dict[str, Any]:
     """Create the deployment `penstock/<pipeline name>`, or update it if it exists.
 
     Args:
         file: the pipeline file; workers must find it under the same absolute path.
         plan: schedule, work pool and messages.
         overrides: `a.b=value` texts that every run of the deployment applies.
-        say: prints a line.
+        report: prints a line.
 
     Returns:
         The JSON object of `penstock deploy --json`.
@@ -107,10 +107,10 @@ def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[
         request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
         return Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
 
-    return deploy(loaded, work, plan, say)
+    return deploy(loaded, work, plan, report)
 
 
-def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report: Callable[[str], None]) -> dict[str, Any]:
     """Create the deployment of a pipeline's file that performs some work, or update it. Result as that of `deploy_pipeline`.
 
     Args:
@@ -133,23 +133,23 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, say: C
         work = make_work()
         full_name = f"{work.flow.name}/{loaded.spec.name}"
         with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
-            deployment_id = _put(client, full_name, work, plan, stored, say)
+            deployment_id = _put(client, full_name, work, plan, stored, report)
         url = url_for("deployment", deployment_id)
         messages = None
         with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
             if notify is not None:
                 messages = put_messages(client, full_name, deployment_id, str(loaded.file), notify)
-                say(f"a run that fails sends a message to {notify.shown}")
+                report(f"a run that fails sends a message to {notify.shown}")
                 if notify.silence_s is None:
-                    say("a missing run sends no message, since the schedule is not daily; --silence-h HOURS adds one")
+                    report("a missing run sends no message, since the schedule is not daily; --silence-h HOURS adds one")
                 else:
-                    say(f"{notify.silence_s / 3600:g} hours without a new run send one, too")
+                    report(f"{notify.silence_s / 3600:g} hours without a new run send one, too")
             elif plan.notify == NOBODY and forget_messages(client, full_name):
-                say("its messages are deleted")
+                report("its messages are deleted")
     for reason in left_out:
-        say(f"not stored in Prefect, set it where the worker starts: {reason}")
-    say(f"{full_name} runs at {plan.cron!r} {plan.timezone}: {url}")
-    say(f"a worker performs it: prefect worker start --pool {plan.pool} --type process")
+        report(f"not stored in Prefect, set it where the worker starts: {reason}")
+    report(f"{full_name} runs at {plan.cron!r} {plan.timezone}: {url}")
+    report(f"a worker performs it: prefect worker start --pool {plan.pool} --type process")
     return {
         "status": "done",
         "deployment": full_name,
@@ -243,11 +243,16 @@ def _is_relative(name: str, value: str) -> bool:
 
 
 def _put(
-    client: SyncPrefectClient, full_name: str, work: Work, plan: Plan, environment: dict[str, str], say: Callable[[str], None]
+    client: SyncPrefectClient,
+    full_name: str,
+    work: Work,
+    plan: Plan,
+    environment: dict[str, str],
+    report: Callable[[str], None],
 ) -> UUID:
     name, request = full_name.partition("/")[2], work.request.model_dump(mode="json")
-    _require_process_pool(client, plan.pool, say)
-    _warn_of_changes(client, full_name, work.named_by, request[work.named_by], say)
+    _require_process_pool(client, plan.pool, report)
+    _warn_of_changes(client, full_name, work.named_by, request[work.named_by], report)
     return client.create_deployment(
         flow_id=client.create_flow(work.flow),
         name=name,
@@ -271,13 +276,13 @@ def _put(
     )
 
 
-def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
+def _require_process_pool(client: SyncPrefectClient, pool: str, report: Callable[[str], None]) -> None:
     try:
         there = client.read_work_pool(pool)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
-        say(f"made the work pool {pool!r}")
+        report(f"made the work pool {pool!r}")
         return
     if there.type != ProcessWorker.type:
         raise ServiceError(
@@ -285,10 +290,10 @@ def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[s
             next_step="name another pool with --pool; it is made if absent",
         )
     if there.is_paused:
-        say(f"warning: the work pool is paused, so nothing runs until: prefect work-pool resume {shlex.quote(pool)}")
+        report(f"warning: the work pool is paused, so nothing runs until: prefect work-pool resume {shlex.quote(pool)}")
 
 
-def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, value: str, say: Callable[[str], None]) -> None:
+def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, value: str, report: Callable[[str], None]) -> None:
     """Warn if the name belonged to other work, and if a pause ends."""
     try:
         before = client.read_deployment_by_name(full_name)
@@ -296,6 +301,8 @@ def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, valu
         return
     worked_on = before.parameters.get("request", {}).get(field)
     if worked_on != value:
-        say(f"warning: the {field} of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`")
+        report(
+            f"warning: the {field} of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`"
+        )
     if before.paused or not any(schedule.active for schedule in before.schedules):
-        say(f"warning: {full_name} was paused until now; it runs again, on this schedule")
+        report(f"warning: {full_name} was paused until now; it runs again, on this schedule")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.flows.answer import answer, say
+from penstock.flows.answer import answer, print_line
 from penstock.flows.options import HERE, File, Json, Set
 
 __all__ = ["probe"]
@@ -20,6 +20,6 @@ def probe(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
         loaded.project.check_start()  # before libraries are loaded that take seconds
         from penstock.flows.verbs.probe.probe import probe_pipeline
 
-        return probe_pipeline(loaded, say)
+        return probe_pipeline(loaded, print_line)
 
     answer(work, as_json)

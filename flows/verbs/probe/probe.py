@@ -38,13 +38,13 @@ from penstock.training.tracking.tracker import Tracker
 __all__ = ["probe_pipeline", "scratch_folder"]
 
 
-def probe_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, Any]:
+def probe_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure how the pipeline is read; returns the JSON object of `penstock probe --json`.
 
     Rows that are not prepared yet are prepared, and are there for the next run. No run begins.
 
     Args:
-        say: takes lines for a person.
+        report: takes lines for a person.
 
     Raises:
         PenstockError: the pipeline cannot be read as it is configured.
@@ -71,7 +71,7 @@ def probe_pipeline(loaded: LoadedSpec, say: Callable[[str], None]) -> dict[str, 
     result = {"status": "done", "prepare_s": prepare_s, **reading, "advice": ADVICE[reading["place"]]}
     result |= {"hints": hints(loaded, reading["place"]), "seconds": time.monotonic() - began_s}
     for line in _lines(result, loaded.spec):
-        say(line)
+        report(line)
     return result
 
 

@@ -55,7 +55,7 @@ def test_batch_is_tried_in_worker_on_cluster(tmp_path: Path, monkeypatch: pytest
         return pickle.loads(pickle.dumps(work))()
 
     monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
-    assert try_one_batch(project(tmp_path), on_cluster=True, say=said.append)["rows"] == 2
+    assert try_one_batch(project(tmp_path), on_cluster=True, report=said.append)["rows"] == 2
     assert asked == [(0.5, "the first batch")] and said == ["waits", "first batch: of its own"]
 
 

@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 def cleaned(file: Path, *keep: Any, dry_run: bool = False) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
-    result = clean_pipeline(file, *(keep or (None, None)), dry_run=dry_run, say=said.append)
+    result = clean_pipeline(file, *(keep or (None, None)), dry_run=dry_run, report=said.append)
     return json.loads(json.dumps(result)), said
 
 

@@ -26,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def deploy(file: Path, cron: str = NIGHTLY, overrides: list[str] | None = None) -> dict[str, Any]:
-    return deploy_pipeline(file, Plan(cron), overrides or [], say=lambda _line: None)
+    return deploy_pipeline(file, Plan(cron), overrides or [], report=lambda _line: None)
 
 
 def test_deploy_without_server_names_commands(project: Path) -> None:
