@@ -177,13 +177,12 @@ def version(
         raise typer.Exit
 
 
-def _read_spec(file: Path, overrides: list[str] | None, *, to_train: bool = True) -> LoadedSpec:
-    """Load the file, and report what is wrong with it before libraries are loaded that take seconds."""
+def _read_spec(file: Path, overrides: list[str] | None) -> LoadedSpec:
+    """Load and check the file, before libraries are imported that take seconds."""
     from penstock.flows.spec_file import load_spec
 
     loaded = load_spec(file, overrides or [])
-    if to_train:
-        loaded.project.check_start()
+    loaded.project.check_start()
     return loaded
 
 

@@ -39,7 +39,7 @@ def clean(
         int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
     ] = None,
     keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Days after which even one of these goes.", show_default="30")
+        float | None, typer.Option(min=0, help="Days after which even these runs lose their data.", show_default="30")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: Json = False,
@@ -63,11 +63,11 @@ def deploy(
     predict: Annotated[
         bool, typer.Option("--predict", help="Score --input with the pipeline's model instead of training it.")
     ] = False,
-    source: Annotated[str | None, typer.Option("--input", help="With --predict: what to score.")] = None,
+    source: Annotated[str | None, typer.Option("--input", help="With --predict: the rows to score.")] = None,
     output: Annotated[str | None, typer.Option(help="With --predict: folder or URL for the scored rows.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="With --predict: which model.", show_default="the one of the file's register section, by its alias"),
+        typer.Option(help="With --predict: the model.", show_default="the one of the file's register section, by its alias"),
     ] = None,
     columns: Columns = None,
     format: Format = None,
