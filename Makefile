@@ -66,7 +66,7 @@ FRAMEWORKS := tests/training/frameworks/transformers tests/training/frameworks/k
 	tests/ingest/formats/sources/test_sources.py tests/training/predict/test_sources.py
 # Single tests, of files that run without.
 WITH_LIBRARIES := tests/ingest/formats/containers/test_containers.py::test_what_the_library_itself_has_saved_is_read \
-	tests/ingest/preprocess/transforms/test_text.py::test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts
+	tests/ingest/preprocess/transforms/test_text.py::test_recipe_page_tokenizer_makes_token_lists
 
 frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(OF_THIRD) $(PYTEST_ARGS)

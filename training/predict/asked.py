@@ -1,4 +1,4 @@
-"""Which rows are scored by which model? How they are read, the input's format and options, and the columns to be kept."""
+"""Which rows are scored by which model? Format and options of the input, and the columns to keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Asked", "ask", "check_input", "input_options", "list_input", "state_
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be done to every file.
+    """What is done to every file.
 
     Attributes:
         model: address of the model, for people.
@@ -54,8 +54,8 @@ class Asked:
 
     @property
     def digest(self) -> str:
-        """Equal where equal files would give equal rows."""
-        # Of rows that are in no files the options name the rows, and not how the files are read that they become.
+        """Equal if equal files give equal rows."""
+        # Options of a table, query or function name the rows; their copy in files is read without them.
         options = () if self.is_kept else (self.data.format,)
         read = self.data.model_dump(mode="json", include={"format", "types", "images", *options})
         return digest_of(
@@ -76,7 +76,7 @@ def ask(
     options: Mapping[str, Any] | None = None,
     base_dir: Path | None = None,
 ) -> Asked:
-    """What the model is to be asked of the rows at `source`.
+    """Combine the model, the rows at `source` and the columns to keep.
 
     Args:
         format: of the source, if it is not that of the one the model was trained on.
@@ -111,13 +111,13 @@ def ask(
 
 
 def _expanded(options: Section | None, name: str) -> str:
-    """The options that name the rows, with the values of environment variables but without secrets: a password may change."""
+    """Return the options that name the rows, with environment variables but without secrets, since a password may change."""
     named = {} if options is None else options.model_dump(mode="json", exclude=set(format_named(name).pins))
     return redact_text(re.sub(r"\$(\w+)", lambda found: os.environ.get(found[1], ""), json.dumps(named, sort_keys=True)))
 
 
 def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
-    """The format's options, if it has any, as a field of the section: those trained with, but for which state was read.
+    """Return the format's options as a field of the section: those of the training without its pinned state, and those given.
 
     Raises:
         SpecError: there is no such format, or an option of it is wrong or missing.
@@ -133,14 +133,14 @@ def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, An
         return {name: form.Options.model_validate({**begin, **given})}
     except ValidationError as error:
         raise SpecError(
-            f"the options of the format {name} are not right",
+            f"the options of the format {name} are wrong",
             problems=[f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()],
             next_step=f"write each as under data.{name} of a pipeline file: --option NAME=VALUE",
         ) from error
 
 
 def list_input(data: DataSpec) -> Listing:
-    """The files to be scored.
+    """List the files to score.
 
     Raises:
         DataError: INPUT is missing, holds no file of the format, or only files of zero bytes.
@@ -153,12 +153,12 @@ def list_input(data: DataSpec) -> Listing:
 
 
 def state_of(files: Sequence[SourceFile]) -> str:
-    """Of a table that was read at one version, which: `version-12`. Empty of a source that has none."""
+    """Return the state of a table that was read, such as `version-12`; empty for other sources."""
     return ", ".join(sorted({file.state for file in files if file.state}))
 
 
 def check_input(source: str, output: Storage) -> None:
-    """Raise SpecError for an output within the input: the next run would take the parts for files to score."""
+    """Raise SpecError for an output inside the input: the next run would score its parts."""
     inside = Storage(source.rstrip("/") or "/").root
     if f"{output.root}/".startswith(f"{inside}/"):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""What lies in an output folder, and what of it counts?
+"""Which files does an output folder have, and which of them count?
 
 `part-<key>.parquet`             rows that were scored
 `_unscored/part-<key>.parquet`   rows that were not, with the reason
@@ -24,12 +24,12 @@ __all__ = ["OWN", "SCRATCH", "SIDE", "Identity", "Manifest", "Output", "Predicte
 
 
 OWN = "_penstock"
-"""Readers of Parquet folders pass over names that begin with `_`."""
+"""Readers of Parquet folders skip names that begin with `_`."""
 
 SIDE = "_unscored"
 
 SCRATCH = f"{OWN}/scratch"
-"""Parts in the making, where the output is local."""
+"""Unfinished parts, if the output is local."""
 
 _UNITS, _MANIFEST, _INPUT = f"{OWN}/units", f"{OWN}/manifest.json", f"{OWN}/input.json"
 
@@ -39,12 +39,12 @@ _READS_AT_ONCE = 16
 
 
 def part_name(key: str) -> str:
-    """Of a unit's part, in the output and in the side table."""
+    """Return the file name of a unit's part, in the output and in the side table."""
     return f"part-{key}.parquet"
 
 
 class Identity(Section):
-    """Which file, with which content, was scored."""
+    """A file and its content when it was scored."""
 
     name: str
     """Path below the input."""
@@ -52,7 +52,7 @@ class Identity(Section):
     fingerprint: str
     """See `penstock.ingest.files.listing.SourceFile`."""
     piece: tuple[int, int] | None = None
-    """First row and end of the rows of it that are meant; None for all."""
+    """First row and end of the rows that were scored; None for all."""
 
     @property
     def content(self) -> tuple[str, int, str]:
@@ -66,12 +66,12 @@ class PredictedUnit(Section):
     version: Literal[1] = 1
     key: str
     asked: str
-    """Digest of what was asked of every file: the model, the columns, how files are read."""
+    """Digest of the model, the columns and how files are read."""
     model: str
     """Its address, for people."""
     files: tuple[Identity, ...]
     rows: int
-    """Scored."""
+    """Number of scored rows."""
     unscored: int
     part_bytes: int
     """0 where no row was scored; then there is no part."""
@@ -80,7 +80,7 @@ class PredictedUnit(Section):
     columns: dict[str, str]
     """Of the part, with their Arrow types."""
     unseen: dict[str, int] = Field(default_factory=dict)
-    """Column -> its values that the model took though its train split has no such category."""
+    """Column -> number of values that the model took although its train split lacks the category."""
     seconds: float
 
 
@@ -109,24 +109,24 @@ class Output:
         self.storage = storage
 
     def refuse_others(self) -> None:
-        """Raise SpecError for a folder that holds something, and nothing of penstock's: parts would mix with other data."""
+        """Raise SpecError for a folder with files but none of penstock: parts would mix with other data."""
         names = self.storage.list()
         if names and OWN not in names:
             raise SpecError(
-                f"--output {self.storage.root} holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}, and no "
-                "predictions of penstock's",
+                f"--output {self.storage.root} holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}, and not "
+                "predictions of penstock",
                 next_step="name a new or an empty folder, or one that an earlier penstock predict has written",
             )
 
     def manifest(self) -> Manifest | None:
-        """What the last complete run wrote; None without one that can be read."""
+        """Read the manifest of the last complete run; None if there is none that can be read."""
         try:
             return Manifest.model_validate(self.storage.read_json(_MANIFEST))
         except (FileNotFoundError, ValidationError, ValueError):
             return None
 
     def units(self) -> list[PredictedUnit]:
-        """Units that are committed and whose parts are there with their size, by key."""
+        """Return the committed units whose parts are there with their size."""
         names = [name.removesuffix(".json") for name in self.storage.list(_UNITS) if name.endswith(".json")]
         manifest = self.manifest()
         known = {unit.key: unit for unit in (manifest.units if manifest is not None else ())}
@@ -149,7 +149,7 @@ class Output:
         return unit if unit.key == key else None
 
     def claim(self, digest: str, words: str) -> None:
-        """Note whose rows the output holds. The output's lease must be held.
+        """Record the input of the output. The output's lease must be held.
 
         Args:
             digest: of what names INPUT.
@@ -170,24 +170,24 @@ class Output:
             self.storage.write_json(_INPUT, noted)
 
     def begin(self, key: str) -> None:
-        """Let a unit not count from here on: its parts change."""
+        """Delete the record of a unit before its parts change."""
         self.storage.delete(f"{_UNITS}/{key}.json")
 
     def commit(self, unit: PredictedUnit) -> None:
-        """Let a unit whose parts are in place count."""
+        """Write the record of a unit whose parts are in place."""
         self.storage.write_json(f"{_UNITS}/{unit.key}.json", unit.model_dump(mode="json"))
 
     def withdraw(self, key: str) -> None:
-        """Let a unit not count, and remove its parts."""
+        """Delete the record of a unit, then its parts."""
         for path in (f"{_UNITS}/{key}.json", part_name(key), f"{SIDE}/{part_name(key)}"):
             self.storage.delete(path)
 
     def reopen(self) -> None:
-        """Take the manifest away before the first change: it means that everything is scored."""
+        """Delete the manifest before the first change, since it means that everything is scored."""
         self.storage.delete(_MANIFEST)
 
     def remove_strays(self, units: Iterable[PredictedUnit]) -> None:
-        """Remove parts that no unit counts, which a kill between a part and its record leaves: their rows may come again."""
+        """Delete parts without a record, which a kill leaves: their rows are scored again."""
         kept = {part_name(unit.key) for unit in units}
         for folder in ("", SIDE):
             for name in self.storage.sizes(folder):
@@ -202,7 +202,7 @@ class Output:
 
 
 def differing_columns(units: Sequence[PredictedUnit]) -> list[str]:
-    """Columns that are not of one type in all parts, each with its types."""
+    """Return the columns that differ in type between parts, each with its types."""
     found: dict[str, dict[str, Any]] = {}
     filled = [unit for unit in units if unit.part_bytes]
     for unit in filled:

@@ -1,4 +1,4 @@
-"""How are all files of an input scored? Those that no unit of the output covers, each unit committed by itself; manifest last.
+"""How are all files of an input scored? Files without a committed unit are scored unit by unit; the manifest comes last.
 
 Runs on the driver.
 """
@@ -31,34 +31,34 @@ __all__ = ["Plan", "Scored", "plan", "score"]
 
 
 UNIT_BYTES = 8 << 20
-"""Files that are one row each are scored in groups of about so many bytes."""
+"""Files of one row each are scored in groups of about this many bytes."""
 
 
 PIECE_BYTES = 256 << 20
-"""A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so.
+"""A file of more than twice this is scored in pieces of about this many bytes, if its format can be read in pieces.
 
-Where the rows of a text begin shows only by reading through it; several threads do that here."""
+A text file is read through here first, by several threads, to find where rows begin."""
 
 
 class Plan(NamedTuple):
-    """What is there, and what is left."""
+    """Which units stay, and which are scored."""
 
     kept: list[PredictedUnit]
     """Units that stay: of files as they are, or of files that are no longer in the input."""
     replaced: list[PredictedUnit]
-    """Units of files that are scored anew, or twice."""
+    """Units whose files are scored again, or twice."""
     todo: list[ScoringJob]
     gone: list[str]
-    """Names of files that the output has rows of and the input has no longer."""
+    """Names of files whose rows are in the output and that are no longer in the input."""
     superseded: list[PredictedUnit]
     """Units of another state of the table, query or function that is scored: they stay until all of its rows are scored."""
 
 
 def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Progress = silent) -> Plan:
-    """Compare the units of the output with the files there are now.
+    """Compare the units of the output with the files of the input.
 
     Args:
-        progress: of the look through large files of text.
+        progress: of reading through large text files.
     """
     present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
@@ -89,7 +89,7 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
 
 
 _Unit = tuple[tuple[SourceFile, ...], tuple[int, int] | None, FileFacts | None]
-"""Files, the piece that is meant of the only one, and what is known of that one."""
+"""Files; the piece and the facts, if it is a single file."""
 
 
 def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> Iterator[_Unit]:
@@ -113,10 +113,10 @@ def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> I
 
 @dataclass
 class Scored:
-    """What a run has done so far.
+    """The counts of a run.
 
     Attributes:
-        unseen: column -> its values that the model took though its train split has no such category.
+        unseen: column -> number of values that the model took although its train split lacks the category.
         problems: files that cannot be read.
     """
 
@@ -138,11 +138,11 @@ def score(
     progress: Progress,
     scored: Scored,
 ) -> None:
-    """Score what is left, replace what has changed, write the manifest. The output's lease must be held.
+    """Score what is left, replace changed files, write the manifest. The output's lease must be held.
 
     Args:
         run: scores units, in any order, each committed when it comes.
-        scored: counts what is done, also where this ends with an error.
+        scored: is counted up, also if this ends with an error.
 
     Raises:
         DataError: files cannot be read; all others are scored then, and the manifest is not written.
@@ -218,5 +218,5 @@ def _unreadable(problems: Sequence[DataError], num_files: int, warnings: Sequenc
 
 
 def _here(next_step: str) -> str:
-    """There is no `data` section to be set: how files are read is the model's."""
+    """Replace advice on the `data` section: the model decides how files are read."""
     return "write the file as those are that the model was trained on" if next_step.startswith("set data.") else next_step

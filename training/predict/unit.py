@@ -1,4 +1,4 @@
-"""How is one unit scored? Its files are read a batch at a time, and its record, which makes its rows count, comes last.
+"""How is one unit scored? Its files are read in batches, and its record, which makes its rows count, is written last.
 
 Runs in a worker, which holds the model.
 """
@@ -49,11 +49,10 @@ ROW_GROUP_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """What a worker needs to score one unit, besides the model.
+    """The input of a worker that scores one unit, besides the model.
 
     Attributes:
         files: of one unit.
-        piece: first row and end of the rows that are meant, of the only file; None for all.
         data: how they are read.
         columns: of the source, to be kept; None for all but encoded images.
         asked: digest of the model and of all here but the files.
@@ -67,8 +66,9 @@ class ScoringJob:
     model: str
     storage: Storage
     piece: tuple[int, int] | None = None
+    """First row and end of the rows of the only file; None for all."""
     facts: FileFacts | None = None
-    """Of the only file, if it was looked through already."""
+    """Of the only file, if it was inspected already."""
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -86,7 +86,7 @@ class ScoringJob:
 
 @dataclass(frozen=True)
 class ScoringOutcome:
-    """What came of a unit: a committed record, or why its files cannot be read."""
+    """The result of a unit: its committed record, or why its files cannot be read."""
 
     job: ScoringJob
     unit: PredictedUnit | None
@@ -94,13 +94,13 @@ class ScoringOutcome:
 
 
 def packed_model(folder: Path) -> dict[str, np.ndarray]:
-    """The files of a model's folder, in a form that Ray hands to the processes of a node without a copy for each."""
+    """Read the files of a model's folder into arrays, which the processes of a node share in Ray."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {path.relative_to(folder).as_posix(): np.fromfile(path, np.uint8) for path in files}
 
 
 class Scorer:
-    """A model in a process, and what it does to units.
+    """Scores units with a model that is loaded once.
 
     Args:
         files: as `packed_model` gives them.
@@ -129,7 +129,7 @@ class Scorer:
 
 
 def _of_file(error: DataError, job: ScoringJob) -> DataError:
-    """With the name of the file: the model knows rows, and not where they are from."""
+    """Add the name of the file: the model knows the number of a row only."""
     if any(file.uri in error.message for file in job.files):
         return error
     return DataError(f"{job.files[0].uri}: {error.message}", problems=error.problems, next_step=error.next_step)
@@ -175,10 +175,10 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
 
 
 class _Source:
-    """The files of a unit as the model needs them. Files of one unit need not agree with those of others on their columns.
+    """Reads the files of a unit as the model needs them. Columns may differ between units.
 
-    A column that the model knows is read as the model has it where that loses nothing. A value that does not fit is then a
-    problem of its row, and not of its file.
+    A column that the model knows is read in the model's type if that loses nothing, so that a value that does not fit is a
+    problem of its row, not of its file.
 
     Raises:
         DataError: a file cannot be read, lacks a column, or has one that the output adds.
@@ -225,12 +225,12 @@ class _Source:
         )
 
     def _as_words(self, error: DataError) -> tuple[Reader, dict[str, FileFacts]]:
-        """Read the files again, as text single values of the columns that the model needs, and the others that are mixed.
+        """Read the files again, with single values of needed columns, and mixed other columns, as text.
 
-        In JSON, a value of another kind than the others of its column is else a problem of the whole file.
+        Without that, one value of another kind in a JSON column is a problem of the whole file.
 
         Raises:
-            DataError: `error`, where that is not what is wrong with them.
+            DataError: `error`, if that does not help.
         """
         needed = {name: kind for name, kind in self._wanted.items() if name not in self._unneeded}
         single = [name for name, kind in needed.items() if pa.types.is_primitive(kind) or self._is_text(name)]
@@ -262,11 +262,11 @@ class _Source:
         wanted = self._wanted.get(name, found)
         if promote(found, wanted) == wanted:
             return wanted
-        # As the text in the file, and not as a number or a time made of it would be written.
+        # The text of the file, not that of a number or a time parsed from it.
         return pa.string() if self._is_text(name) and pa.types.is_primitive(found) else found
 
     def batches(self) -> Iterator[tuple[RowBatch, pa.Table]]:
-        """All rows in order."""
+        """Yield all rows in order."""
         for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows, self._job.piece):
             table = batch.table
             for name in self._text if self._words is not None else ():
@@ -276,12 +276,12 @@ class _Source:
             yield batch, table
 
     def nothing(self, rows: int) -> pa.Table:
-        """Rows of which nothing could be read."""
+        """Make rows of nulls, for files that could not be read."""
         schema = self._snapshot.arrow_schema()
         return _as_text(pa.table({name: pa.nulls(rows, schema.field(name).type) for name in self.shown}))
 
     def typed(self, table: pa.Table) -> pa.Table:
-        """Columns of rows that were scored, those that the model looked at in the types it has them in."""
+        """Cast the columns that the model reads to its types."""
         for index, field in enumerate(table.schema):
             if field.name in self._wanted and field.name not in self._unneeded:
                 kind = self._wanted[field.name]
@@ -290,7 +290,7 @@ class _Source:
 
 
 def _facts(reader: Reader, job: ScoringJob, *, keep: bool = True) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
-    """What each file has, by its URI; and files that are one row, with what is wrong with it.
+    """Inspect each file; returns facts by URI, and files of one row that cannot be read, with the problem.
 
     Args:
         keep: whether rows that are parsed are kept on the node.
@@ -329,7 +329,7 @@ def _kept(job: ScoringJob, columns: Sequence[str], images: Sequence[str]) -> lis
 
 
 class _Part:
-    """A Parquet file in the making; none is made where no row comes."""
+    """Writes a Parquet file; none without rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -350,7 +350,7 @@ class _Part:
         if self._held:
             table = pa.concat_tables(self._held)
             if self._writer is None:
-                # Floats hardly repeat: to look for it takes a third of the time of writing.
+                # Floats hardly repeat: a dictionary of them takes a third of the time of writing.
                 repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
                 self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeating)
                 self.columns = {field.name: str(field.type) for field in table.schema}
@@ -358,7 +358,7 @@ class _Part:
             self._held, self._held_bytes = [], 0
 
     def put(self, storage: Storage, path: str) -> int:
-        """Put the file in place, or remove what an earlier try left there; returns its bytes."""
+        """Put the file in place, or delete that of an earlier attempt; returns its bytes."""
         self._write()
         if self._writer is None:
             storage.delete(path)
@@ -386,7 +386,7 @@ def _at(table: pa.Table, rows: np.ndarray, num_rows: int) -> pa.Table:
 
 
 def _as_text(table: pa.Table) -> pa.Table:
-    """Numbers and times as text: what does not fit its column is text, and a column of the side table is to be of one type."""
+    """Cast numbers and times to text, since the side table has one type for each column."""
     for index, field in enumerate(table.schema):
         if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
             table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
@@ -403,7 +403,7 @@ def _joined(table: pa.Table, *more: Mapping[str, Any] | pa.Table) -> pa.Table:
 
 @contextlib.contextmanager
 def _scratch(job: ScoringJob) -> Iterator[Path]:
-    """A private folder for parts in the making: on the disk of the output if that is local, so that a rename moves them."""
+    """Make a folder for unfinished parts: on the disk of a local output, so that a rename moves them."""
     parent = None
     if job.storage.is_local:
         parent = job.storage.local_path(SCRATCH)

@@ -1,4 +1,4 @@
-"""What may a caller give to a model, and how do these rows become a table with the columns and types of the source?
+"""Which forms may the rows for a model have, and how do they become a table in the columns and types of the source?
 
 Taken are a pandas DataFrame, an Arrow table, a dict of columns, and a list of dicts. Values may come in any form that loses
 nothing: `"12"` and `12.0` are the integer 12, `"aGk="` is bytes.
@@ -25,19 +25,10 @@ __all__ = ["GivenRows", "given_rows", "raw_table", "refuse_absent"]
 
 
 class GivenRows(NamedTuple):
-    """Rows as they were given: their columns by name, of equal length, and how many there are."""
+    """Rows in the form they were given in: columns by name, of equal length."""
 
     columns: Mapping[str, Any]
     num_rows: int
-
-    def of(self, name: str, rows: np.ndarray) -> list[Any]:
-        """The values of a column at `rows`, as they were given."""
-        values = self.columns[name]
-        if isinstance(values, pa.ChunkedArray):
-            return values.take(pa.array(rows)).to_pylist()  # type: ignore[no-any-return]
-        if isinstance(values, pd.Series):
-            return values.iloc[rows].tolist()
-        return [values[int(row)] for row in rows]
 
 
 def given_rows(given: Any) -> GivenRows:
@@ -84,10 +75,10 @@ def _is_listed(values: Any) -> bool:
 
 
 def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) -> tuple[pa.Table, dict[int, str]]:
-    """The rows with the source's columns and types; a column of `unneeded` is nulls, whatever was given for it.
+    """Convert rows to the source's columns and types; a column of `unneeded` becomes nulls.
 
     Returns:
-        The table, with a null for a value that does not fit its column; and by row what is wrong with it.
+        The table, with a null for each value that does not fit its column; and row -> problem.
 
     Raises:
         DataError: a column is missing.
@@ -107,7 +98,7 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
 
 
 def refuse_absent(present: Sequence[str], schema: pa.Schema, unneeded: Collection[str]) -> None:
-    """Raise DataError where rows with the columns `present` lack one of the schema that is needed."""
+    """Raise DataError if rows with the columns `present` lack a needed column of the schema."""
     absent = [name for name in schema.names if name not in present and name not in unneeded]
     if absent:
         others = [name for name in present if name not in schema.names]
@@ -123,7 +114,7 @@ def refuse_absent(present: Sequence[str], schema: pa.Schema, unneeded: Collectio
 
 
 def _typed(values: Any, kind: pa.DataType) -> tuple[pa.Array | pa.ChunkedArray, dict[int, str]]:
-    """The column in its type; and row -> value, of values that do not fit and have become null."""
+    """Convert a column; returns it with nulls for values that do not fit, and those values by row."""
     with_errors = (pa.ArrowException, TypeError, ValueError, OverflowError)
     try:
         return _converted(values, kind), {}
@@ -146,7 +137,7 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _cast(values, kind)
     if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):
-        values = values.to_numpy()  # a Series goes through Arrow's door for pandas, five times as long
+        values = values.to_numpy()  # from a Series Arrow takes five times as long
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(kind, _converted(_flat_rows(values), kind.storage_type))
     if isinstance(values, np.ndarray) and values.ndim > 1:
@@ -156,7 +147,7 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
         values = [None if value is None else {"bytes": _bytes_of(value)} for value in values]
     elif isinstance(first, str):
         values = [None if value is None else _bytes_of(value) for value in values]
-    # In a column of floats NaN is a value of its own; elsewhere it is how pandas writes null.
+    # In a column of floats NaN is a value; elsewhere pandas writes null as NaN.
     missing = not pa.types.is_floating(kind)
     try:
         return _cast(pa.array(values, from_pandas=missing), kind)
@@ -167,12 +158,12 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
 
 
 def _cast(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """As `cast_array`, which takes times for numbers, truth values for either, and every number but 0 for true."""
+    """Cast as `cast_array`, which mixes times, numbers and truth values, but refuse that."""
     if values.type == kind:
         return values
     found = canonical_type(values.type)
     if pa.types.is_boolean(found) and not pa.types.is_boolean(kind):
-        raise TypeError("a truth value is nothing else")
+        raise TypeError("a truth value is not another type")
     if (_is_number(found) and pa.types.is_temporal(kind)) or (pa.types.is_temporal(found) and _is_number(kind)):
         raise TypeError("a time is not a number")
     made = cast_array(values, kind)
@@ -190,7 +181,7 @@ def _may_be_encoded(kind: pa.DataType) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Bytes as they are; text is Base64, as JSON has bytes."""
+    """Return bytes unchanged, and decode text as Base64."""
     if not isinstance(value, str):
         return bytes(value)
     try:

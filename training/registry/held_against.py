@@ -1,6 +1,6 @@
-"""How do two registered models answer the same raw rows? Both are loaded from the registry and asked at the same time.
+"""Which of two registered models predicts the same raw rows better?
 
-Both get raw rows, as in use. An error names in one sentence why they cannot be compared.
+Both are loaded from the registry and get raw rows, as in use. An error gives the reason why they cannot be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ModelsCompared", "compare_models"]
 
 
 MOST_SCORES = 40_000_000
-"""Of each model, so many numbers are kept: 160 MB. A row has one, or one for each class."""
+"""Numbers that are kept of each model: 160 MB. A row has one, or one for each class."""
 
 
 class ModelsCompared(NamedTuple):
@@ -39,7 +39,7 @@ class ModelsCompared(NamedTuple):
 
 
 def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: Iterable[pa.Table]) -> ModelsCompared:
-    """Measure both models on the rows that both can answer.
+    """Compare both models on the rows that both can answer.
 
     Args:
         metric: a name from training/evaluation/metrics.py.
@@ -108,7 +108,7 @@ _WORDS = {
 def _output(
     model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None
 ) -> tuple[NDArray[np.float32], list[str | None]]:
-    """[rows, classes of the new model] or [rows], and by row why there is no answer."""
+    """Return [rows, classes of the new model] or [rows], and for each row why it has no answer, or None."""
     answer = model.predict(table, on_error="report")
     errors = answer["error"].tolist()
     if "probabilities" not in answer:

@@ -1,4 +1,4 @@
-"""What does MLflow learn of rows that a model has scored? One run beside the one that trained it, linked to the model."""
+"""How are scored rows logged to MLflow? As one run beside the one that trained the model, linked to the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.training.tracking.mlflow_backend import fit_value, open_client, pa
 __all__ = ["log_predictions"]
 
 _PATIENCE_S = 10.0
-"""The rows are scored already: a server that is away takes nothing from them."""
+"""The rows are scored already, so a server that is away is not waited for."""
 
 
 def log_predictions(

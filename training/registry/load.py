@@ -1,4 +1,4 @@
-"""Where is a registered model, and what loads it? By its address in the registry, the run that trained it, or its folder."""
+"""How is a registered model found and loaded? By its address in the registry, the run that trained it, or its folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FetchedModel(NamedTuple):
 
 
 def load_model(model: str | Path, tracking_uri: str | None = None) -> LoadedModel:
-    """Load a registered model, to ask it for predictions from raw rows. Needs neither Prefect nor Ray.
+    """Load a registered model that predicts from raw rows. Needs neither Prefect nor Ray.
 
     Args:
         model: `models:/name@alias` or `models:/name/version`; a run, by penstock's name or MLflow's id of it, whose newest
@@ -130,12 +130,12 @@ def _content(artifact: str, uri: str) -> bytes:
 
 
 def _model_folder(folder: Path) -> Path:
-    """Where the model's files lie: in the folder, or in the `artifacts` of a folder that MLflow has written."""
+    """Return the folder of the model's files: the given one, or `artifacts` in one that MLflow has written."""
     for place in (folder, folder / "artifacts"):
         if (place / MODEL_FILE).is_file():
             return place
     raise DataError(
-        f"{folder} holds no {MODEL_FILE}, so it is not a model that penstock has registered",
+        f"{folder} has no {MODEL_FILE}, so penstock has not registered it",
         next_step="give models:/NAME@ALIAS, a run, or the folder of a registered model",
     )
 
@@ -159,7 +159,7 @@ def _found_uri() -> str:
 
 
 def _there(client: MlflowClient) -> str:
-    """List what the registry has instead, as the beginning of a sentence; empty where it has nothing or does not answer."""
+    """List models of the registry, as the beginning of a sentence; empty if it has none or does not answer."""
     from mlflow.exceptions import MlflowException
 
     try:

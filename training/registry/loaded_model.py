@@ -1,4 +1,4 @@
-"""How does a registered model answer? Raw rows are prepared as in training, then the framework's model predicts.
+"""How does a registered model predict? Raw rows are prepared as in training, then the framework's model predicts.
 
 The model is rebuilt from source text, JSON and the framework's files; nothing is unpickled.
 """
@@ -20,7 +20,7 @@ from penstock.ingest.columns.arrays import column_view, contiguous
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import capped, counted, did_you_mean
+from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
 from penstock.training.model import ClassScores, ModelSpec, load_model, read_spec
@@ -36,10 +36,10 @@ MODEL_FILE = "model.json"
 SHOWN_PROBLEMS = 10
 
 BATCH_BYTES = 8 << 20
-"""Features of about so many bytes are predicted at once where many rows are scored, within `MOST_BATCH_ROWS`."""
+"""Bytes of features in a call where many rows are scored, within `MOST_BATCH_ROWS`."""
 
 MOST_BATCH_ROWS = 8192
-"""What a call of a model costs besides its rows is spread over enough of them here; more would take memory for nothing."""
+"""Enough to spread the fixed cost of a call; more would only take memory."""
 
 Batches = Callable[[int, int], dict[str, Tensor]]
 """(first row, end) -> tensors as the feed delivers them, on the CPU."""
@@ -55,11 +55,11 @@ class ScoredRows(NamedTuple):
     problems: dict[int, str]
     """By given row, of all others."""
     unseen: Mapping[str, int]
-    """Column -> its values that a transform took though the train split has no such category."""
+    """Column -> number of values that a transform took although the train split lacks the category."""
 
 
 class LoadedModel:
-    """A trained model with what prepares its rows.
+    """A trained model and the preparation of its rows.
 
     Args:
         folder: of the model's files, with `model.json`.
@@ -89,7 +89,7 @@ class LoadedModel:
 
     @property
     def rows_at_once(self) -> int:
-        """How many raw rows are prepared together: a good number to give to `score`."""
+        """Number of raw rows that are prepared together: a good batch for `score`."""
         return self._raw.rows_at_once
 
     @property
@@ -103,7 +103,7 @@ class LoadedModel:
         return self.schema.classes
 
     def labels(self, rows: pa.Table) -> np.ndarray:
-        """What the model should have answered to raw rows that hold their label: see `RawRows.labels`.
+        """Return the labels of raw rows: see `RawRows.labels`.
 
         Raises:
             DataError: the rows do not fit.
@@ -117,16 +117,16 @@ class LoadedModel:
         columns: Sequence[str] | None = None,
         on_error: Literal["raise", "report"] = "raise",
     ) -> pd.DataFrame:
-        """Predict, row by row. What is answered to a row does not depend on the others.
+        """Predict. The answer to a row does not depend on the other rows.
 
-        The model gets as many rows at a time as where it was evaluated. With as many threads (torch.set_num_threads) and on
-        the same hardware its predictions then equal those of `evaluate` to the bit, if the same rows come in the same order.
+        The model gets as many rows at a time as in `evaluate`. With the same rows in the same order, as many threads
+        (torch.set_num_threads) and the same hardware, predictions equal those of `evaluate` to the bit.
 
         Args:
             rows: raw rows, as the source has them: a DataFrame, an Arrow table, a dict of columns, or a list of dicts. Values
                 in the label's column are not read.
-            columns: which columns to answer with: those of the answer, and columns of `rows`. All of the answer's by default.
-            on_error: `report` answers every row, with a column `error` that is None where all went well.
+            columns: which columns of the answer to return, in their order; all by default.
+            on_error: `report` answers every row, with a column `error` that is None for a row that was predicted.
 
         Returns:
             A row for each given row. For classes `prediction` (the class's name, or its index where classes have no names),
@@ -145,7 +145,7 @@ class LoadedModel:
         empty: dict[str, Any] = {name: [] for name in _prediction_columns(self.schema)}
         answered = empty if arrays is None else answer_columns(arrays, self.schema)
         table = _answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
-        return _selected(table, columns, list(given.columns), lambda name: given.of(name, np.arange(given.num_rows)))
+        return _selected(table, columns)
 
     def score(self, rows: pa.Table) -> ScoredRows:
         """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
@@ -171,7 +171,7 @@ class LoadedModel:
         return PreparedRows(table, ready.rows[chosen], problems, ready.unseen)
 
     def _many_rows(self, features: pa.Table) -> int:
-        """How many rows are predicted at once where there are many; those that hold images still encoded grow."""
+        """Number of rows to predict at once where there are many; rows with encoded images grow, so they keep to the least."""
         if not features.num_rows or any(info.encoded for info in self.schema.features):
             return self._batch_rows
         row_bytes = max(1, int(features.nbytes) // int(features.num_rows))
@@ -191,7 +191,7 @@ class LoadedModel:
 
 
 def form_of(spec: ModelSpec) -> RawForm:
-    """Read how a registered model prepares raw rows. Raises DataError where it has no such description."""
+    """Read how a registered model prepares raw rows. Raises DataError if it has no such description."""
     if spec.raw is None:
         raise DataError("the model has no description of raw rows", next_step="train and register it again")
     return RawForm.model_validate(spec.raw)
@@ -222,12 +222,12 @@ def _refusal(problems: Mapping[int, str], num_rows: int) -> DataError:
 
 
 def _prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
-    """Columns of an answer, without `error`."""
+    """Return the columns of an answer, without `error`."""
     return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
 
 
 def answer_arrays(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, np.ndarray]:
-    """What a model's `predict` returned, as arrays with rows first.
+    """Convert what a model's `predict` returned to arrays with rows first.
 
     Returns:
         For classes `prediction` (int64, the class's index), `probability` (float64, of that class) and `probabilities`
@@ -246,7 +246,7 @@ def answer_arrays(output: torch.Tensor, schema: FeedSchema, predicts: ClassScore
 
 
 def answer_columns(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> dict[str, Any]:
-    """The arrays as columns of a DataFrame: a class by its name where it has one, `probabilities` as a list per row."""
+    """Convert the arrays to columns of a DataFrame: a class by its name if it has one, `probabilities` as a list per row."""
     columns: dict[str, Any] = dict(arrays)
     if "probabilities" in columns:
         columns["probabilities"] = arrays["probabilities"].tolist()
@@ -256,7 +256,7 @@ def answer_columns(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> dict
 
 
 def _arrow_answer(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> pa.Table:
-    """The arrays as an Arrow table: a class by its name where it has one, arrays of several axes as lists."""
+    """Convert the arrays to an Arrow table: a class by its name if it has one, arrays of several axes as lists."""
     columns = {name: _nested(values) for name, values in arrays.items()}
     if schema.classes is not None and "probability" in columns:
         columns["prediction"] = pa.array(schema.classes, pa.string()).take(columns["prediction"])
@@ -274,7 +274,7 @@ def _nested(values: np.ndarray) -> pa.Array:
 def _answer_table(
     answered: Mapping[str, Any], rows: np.ndarray, num_rows: int, problems: Mapping[int, str], *, report: bool
 ) -> pd.DataFrame:
-    """The answer to all rows, in the order they were given.
+    """Build the answer to all rows, in their order.
 
     Args:
         answered: columns of the rows that were scored; arrays of more than one axis become cells.
@@ -288,35 +288,20 @@ def _answer_table(
     }
     table = pd.DataFrame(cells, index=rows)
     if report:
-        # By one type whether a row failed or not; integers would else become floats.
+        # Nullable integers: others would become floats if a row failed.
         whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
         table = table.astype(whole).reindex(range(num_rows))
         table["error"] = pd.Series([problems.get(row) for row in range(num_rows)], dtype=object)
     return table
 
 
-def _selected(
-    table: pd.DataFrame, columns: Sequence[str] | None, given: Sequence[str], values_of: Callable[[str], Any]
-) -> pd.DataFrame:
-    """The columns asked for in their order; those of the answer, else those given.
-
-    Raises:
-        DataError: there is no such column, or `columns` is one name and not a list.
-    """
+def _selected(table: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
+    """Return the columns in their order. Raises DataError for a column that the answer does not have."""
     if columns is None:
         return table
-    if isinstance(columns, str):
-        raise DataError(f"columns is {columns!r}, which is not a list of names", next_step=f"give columns=[{columns!r}]")
-    found = {}
-    for name in columns:
-        if name in table.columns:
-            found[name] = table[name]
-        elif name in given:
-            found[name] = values_of(name)
-        else:
-            known = [*table.columns, *given]
-            raise DataError(
-                f"columns: there is no column {name!r}{did_you_mean(name, known)}",
-                next_step=f"choose from {', '.join(capped(known))}",
-            )
-    return pd.DataFrame(found, index=table.index)
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise DataError(
+            f"columns: the answer has no column {missing[0]!r}", next_step=f"choose from {', '.join(table.columns)}"
+        )
+    return table[list(columns)]

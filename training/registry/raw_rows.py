@@ -1,8 +1,7 @@
-"""How do rows as the source has them become what a model takes? By the code that prepared the train split, row for row.
+"""How are raw rows prepared for a model? By the code that prepared the train split.
 
-The label is what a model is asked for: whatever is given for it, a class that the train split has stands there while the
-transforms run, so that those which expect it work without. A row that cannot be used is reported by itself; the others are
-prepared.
+The label of a raw row is unknown: while the transforms run, its column holds a value of the train split, so that transforms
+that expect a label work. A row that cannot be used is reported; the others are prepared.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ __all__ = ["PreparedRows", "RawForm", "RawRows", "raw_form"]
 
 
 class RawForm(Section):
-    """What prepares raw rows: the part of a run's record that a registered model keeps."""
+    """The description of the preparation that a registered model keeps."""
 
     version: Literal[1] = 1
     data: DataSection
-    """What the transforms go by: format, label, images. It names no files."""
+    """Format, label and images, without files."""
     columns: dict[str, str]
     """The source's columns in their order, with their Arrow types as text."""
     unneeded: tuple[str, ...] = ()
-    """Columns that need not be given: the label, and those that the transforms leave out unseen."""
+    """Columns that need not be given: the label, and those that the transforms drop without reading."""
     nullable: tuple[str, ...] = ()
     """Columns in which a transform fills or marks nulls."""
     label: str | None = None
@@ -61,7 +60,7 @@ class RawForm(Section):
 
     @property
     def requires(self) -> dict[str, str]:
-        """Distribution -> version, of what user code and transforms import and of packages that add a format or a transform."""
+        """Distribution -> version, of what user code and transforms import, and of packages with a format or transform."""
         libraries = {name: version(name) for fitted in self.fitted.steps for name in fitted.step.transform.libraries}
         origins = [format_origin(self.data), *(fitted.step.origin for fitted in self.fitted.steps)]
         added = dict(origin.split("==", 1) for origin in origins if origin is not None and "==" in origin)
@@ -95,13 +94,13 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
 
 
 def _as_json(label: Any) -> Any:
-    """A label, or the picture that is one, as JSON has it."""
+    """Write a label as JSON: bytes and pictures in Base64."""
     content = label.get("bytes") if isinstance(label, dict) else label
     return base64.b64encode(content).decode() if isinstance(content, bytes) else label
 
 
 def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """The label again that `_as_json` has written."""
+    """Read a label that `_as_json` has written."""
     if holds_images(kind):
         return pa.array([{"bytes": base64.b64decode(value)}], kind)[0]
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -110,7 +109,7 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 class _SourceColumns:
-    """Follow each column of the source through the transforms: which are needed, which may be null, which is the label."""
+    """Follows each column of the source through the transforms: which are needed, which may be null, which is the label."""
 
     def __init__(self, data: DataSpec, source: pa.Schema, fitted: FittedPreprocess) -> None:
         called = {name: name for name in source.names}
@@ -144,7 +143,7 @@ class _SourceColumns:
 
 
 class PreparedRows(NamedTuple):
-    """Rows that a model can take, and what is wrong with the others."""
+    """Rows that a model can take, and the problems of the others."""
 
     table: pa.Table
     """The features, as a shard holds them."""
@@ -153,7 +152,7 @@ class PreparedRows(NamedTuple):
     problems: dict[int, str]
     """By given row, of all others."""
     unseen: Mapping[str, int]
-    """Column -> its values that a transform took though the train split has no such category."""
+    """Column -> number of values that a transform took although the train split lacks the category."""
 
 
 class RawRows:
@@ -185,7 +184,7 @@ class RawRows:
             self._label = _label_of(form.label_value, self.schema.field(form.label).type)
 
     def prepare(self, table: pa.Table) -> PreparedRows:
-        """Prepare rows. Some that cannot be used change nothing about the others.
+        """Prepare rows. A row that cannot be used does not change the others.
 
         Args:
             table: in the columns and types of `schema`; the label's column may hold anything.
@@ -211,7 +210,7 @@ class RawRows:
         return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems, dict(unseen))
 
     def labels(self, table: pa.Table) -> np.ndarray:
-        """The label of each row, prepared: float64 [rows], NaN for a row that cannot be used.
+        """Return the prepared label of each row: float64 [rows], NaN for a row that cannot be used.
 
         Args:
             table: raw rows, the label's column among them; columns that the transforms leave out unseen may be missing.
@@ -240,7 +239,7 @@ class RawRows:
         return found
 
     def _usable(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, Rows]]:
-        """Prepare the rows together; where a transform stops because of one of them, prepare the halves."""
+        """Prepare the rows together; if a transform fails on them, prepare each half."""
         count = table.num_rows
         try:
             rows = self._chain.prepare(table, Origin.of_file("the rows given", first, count))
@@ -264,7 +263,7 @@ class RawRows:
             yield features, rows
 
     def _problem(self, row: pa.Table, aside: SetAside, value: str) -> str:
-        """Name column, value and rule; a value that the transforms do not name is the one that was given."""
+        """Describe column, value and rule; if the transforms do not give the value, take the one of the row."""
         column = self._source_names.get(aside.column, aside.column)
         if not value:
             held = row.column(column)[0].as_py() if column in row.column_names else None
@@ -272,14 +271,14 @@ class RawRows:
         return f"column {column!r} holds {value}; {_RULES[aside.reason]}"
 
     def _features_of(self, table: pa.Table) -> pa.Table:
-        """Select the features, in the model's order. Raises DataError where the model takes another column."""
+        """Select the features, in the model's order. Raises DataError if one is not as the model takes it."""
         made = {info.name: info for info in columns_of(table.schema)}
         columns = {}
         for wanted in self._features:
             column, info = table.column(wanted.name) if wanted.name in made else None, made.get(wanted.name)
             if column is not None and info is not None and info.dtype != wanted.dtype and _plain(info) and _plain(wanted):
                 kind = pa.from_numpy_dtype(np.dtype(wanted.dtype))
-                with contextlib.suppress(pa.ArrowException):  # user code may make integers of these rows, floats of others
+                with contextlib.suppress(pa.ArrowException):  # user code may return integers or floats
                     column, info = cast_array(column, kind), wanted
             if column is None or info != wanted:
                 raise DataError(f"its column {wanted.name!r} comes out as {info or 'nothing'}; the model takes {wanted}")
@@ -302,7 +301,7 @@ _RULES: dict[Reason, str] = {
 
 
 def _source_names(form: RawForm) -> dict[str, str]:
-    """Name at some point -> name in the source, where it means one column from the first transform to the last."""
+    """Map names between the transforms to names in the source, if a name means one column throughout."""
     called = {name: name for name in form.columns}
     meant = {name: {name} for name in called}
     for entry in form.fitted.steps:

@@ -71,7 +71,7 @@ _REQUIRED = (
 _EXAMPLE_BYTES = 1 << 20
 
 _READABLE_TAGS = ("penstock.run",)
-"""What a version has as tags, too; digests are on the logged model and on the run."""
+"""Tags of the version, too; digests are on the logged model and on the run."""
 
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
@@ -130,7 +130,7 @@ def _log_model(
 def _create_version(client: MlflowClient, trained: TrainedVersion, model: LoggedModel, run_id: str) -> ModelVersion:
     name = trained.name
     with contextlib.suppress(MlflowException):  # it exists, or the next call raises
-        client.create_registered_model(name, description=f"What pipeline `{trained.experiment}` trains.")
+        client.create_registered_model(name, description=f"Models of pipeline `{trained.experiment}`.")
     # A request whose answer was lost may have made the version already.
     made = find_version(client, name, trained.key, run_id)
     readable = {key: value for key, value in trained.tags.items() if key in _READABLE_TAGS}
@@ -145,7 +145,7 @@ def _create_version(client: MlflowClient, trained: TrainedVersion, model: Logged
 
 
 def _description(trained: TrainedVersion, model: LoggedModel, run_id: str) -> str:
-    """A list of versions shows the first line: the metrics."""
+    """Describe the version. Lists of versions show the first line: the metrics."""
     page = f"#/experiments/{model.experiment_id}/runs/{run_id}{TRAINING_VIEW}"
     run = f"Trained by run [{trained.run_name}]({page}), whose datasets, figures and curves are there."
     return "\n\n".join([*trained.description, run])
@@ -163,7 +163,7 @@ def _describe_model(client: MlflowClient, trained: TrainedVersion, version: Mode
 def _link_metrics(client: MlflowClient, trained: TrainedVersion, run_id: str, model_id: str) -> None:
     """Show the run's held-out metrics on the model's page, each with the dataset it was measured on.
 
-    A point is sent as it stands in the run, so that the run has it once.
+    A point is sent with its time and step in the run, so that the run has it once.
     """
     linked = []
     for name, (value, dataset, digest) in trained.metrics.items():
@@ -247,13 +247,13 @@ def _plain_images(rows: pa.Table) -> pa.Table:
 
 
 def _answer(folder: Path, example: pa.Table) -> pd.DataFrame | None:
-    """What the model answers to the example: this also proves that it can be rebuilt from what is stored."""
+    """Predict the example, which also proves that the model can be rebuilt from its files."""
     model = LoadedModel(folder)
     return model.predict(example) if model.can_predict else None
 
 
 def _requirements(model: ModelSpec) -> list[str]:
-    """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
+    """Return exact versions of the installed packages, without build tags such as `+cpu`, which no index has."""
     installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
     for name, version in {**model.code.versions, **model.requires, **form_of(model).requires}.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""What is a model registry to the register stage: where does a trained model become a version that others load?"""
+"""What is a model registry? The protocol of the register stage, and the names of registries."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 WEIGHTS_TAG = "penstock.weights_digest"
-"""Tag of `TrainedVersion.tags`: by it `rolled_back` knows a model again."""
+"""Tag of `TrainedVersion.tags`, by which `rolled_back` finds a model."""
 
 PREVIOUS = "previous"
 """Alias of the version that held the pipeline's alias before."""
 
 
 def alias_lease(name: str) -> str:
-    """Path below the storage of the lease that is held while a registered model's aliases are looked at and moved."""
+    """Return the path of the lease, below the storage, that is held while a model's aliases are read and moved."""
     return f"models/{quote(name, safe='')}/alias-lease"
 
 
@@ -79,7 +79,7 @@ class Registered(Section):
     name: str
     version: str
     uri: str
-    """What others load it by: `models:/<name>/<version>` at MLflow."""
+    """Address to load it by: `models:/<name>/<version>` at MLflow."""
     alias: str | None
     model_id: str = ""
     """MLflow's logged model behind the version; a registry without such ids leaves it empty."""
@@ -96,7 +96,7 @@ class ModelRegistry(Protocol):
         ...
 
     def default_uri(self, state_dir: Path) -> str:
-        """Where the registry is: from the environment, or else below `state_dir`, the pipeline's own folder on this machine."""
+        """Return the registry's address, from the environment, or below `state_dir`, the pipeline's folder on this machine."""
         ...
 
     def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
@@ -116,7 +116,7 @@ class ModelRegistry(Protocol):
         ...
 
     def missing(self, uri: str, registered: Mapping[str, Any]) -> str | None:
-        """Why a recorded version cannot be believed any more, such as that it was deleted; None if it is there.
+        """Return why a recorded version is not valid any more, such as that it was deleted; None if it is there.
 
         A registry that does not answer counts as having it.
 
@@ -137,13 +137,13 @@ REGISTRIES: Plugins[ModelRegistry] = Plugins(
 
 @runtime_checkable
 class KeepsAliases(Protocol):
-    """What a registry can besides, for `register.promote` and `penstock rollback`. Runs in the driver.
+    """The methods that `register.promote` and `penstock rollback` need of a registry. Run in the driver.
 
     Every method raises ServiceError where the registry does not answer or refuses.
     """
 
     def aliases(self, uri: str, name: str) -> dict[str, str]:
-        """Alias -> version of a model; empty where there is no such model."""
+        """Return alias -> version of a model; empty if there is no such model."""
         ...
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
@@ -155,11 +155,11 @@ class KeepsAliases(Protocol):
         ...
 
     def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
-        """When a version of these weights lost `alias` by `roll_back`, if it did and has not got it back so."""
+        """Return when a version of these weights lost `alias` by `roll_back`; None if it did not, or got it back."""
         ...
 
     def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
-        """Let `alias` and `PREVIOUS` change places. Returns (version that holds the alias now, version that lost it).
+        """Swap `alias` and `PREVIOUS`. Returns (version that holds the alias now, version that lost it).
 
         Raises:
             SpecError: no version holds one of the two.
@@ -167,13 +167,13 @@ class KeepsAliases(Protocol):
         ...
 
     def load(self, uri: str, name: str, version: str) -> Any:
-        """The model of a version, as `penstock.load_model` returns it."""
+        """Load the model of a version, as `penstock.load_model` does."""
         ...
 
 
 @runtime_checkable
 class GivesWeights(Protocol):
-    """What a registry can besides, for `train.start_from: models:/...`. Runs in the driver."""
+    """The method that `train.start_from: models:/...` needs of a registry. Runs in the driver."""
 
     def weights(self, uri: str, model: str) -> StartWeights:
         """Look up the weights of a version; they are fetched when they are read.

@@ -1,4 +1,4 @@
-"""How does MLflow load and ask a registered model?
+"""How does MLflow load a registered model and predict with it?
 
 MLflow imports this module when it loads the model ("models from code"), from the copy of our modules that lies in the model
 itself. So an environment with the listed requirements is enough; penstock need not be installed there. A package that adds a
@@ -38,7 +38,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             params: `columns` and `on_error`, as of `LoadedModel.predict`.
 
         Raises:
-            MlflowException: instead of what `LoadedModel.predict` raises: MLflow's server hides the text of any other error.
+            MlflowException: for every error of `LoadedModel.predict`, since MLflow's server hides the text of others.
         """
         options = dict(params or {})
         options["columns"] = list(options.get("columns") or []) or None

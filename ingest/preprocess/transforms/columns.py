@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import pyarrow as pa
@@ -70,9 +70,9 @@ class Rename(Transform[dict[str, str]]):
     Options = Annotated[dict[str, str], Field(min_length=1)]
     makes_columns = True
 
-    @property
-    def renames(self) -> Mapping[str, str]:
-        return self.options
+    def __init__(self, name: str, options: dict[str, str]) -> None:
+        super().__init__(name, options)
+        self.renames = options
 
     def named(self, label: str | None) -> Sequence[str]:
         return list(self.options)
@@ -142,9 +142,9 @@ class Drop(Transform[list[str]]):
 
     Options = Annotated[list[str], Field(min_length=1)]
 
-    @property
-    def drops(self) -> Sequence[str]:
-        return self.options
+    def __init__(self, name: str, options: list[str]) -> None:
+        super().__init__(name, options)
+        self.drops = options
 
     def named(self, label: str | None) -> Sequence[str]:
         return self.options

@@ -58,13 +58,9 @@ class DecodeImage(Transform[DecodeImageOptions]):
     Options = DecodeImageOptions
     decodes_images = True
 
-    @property
-    def keeps_images_encoded(self) -> bool:
-        return self.options.keep == "encoded"
-
-    @property
-    def makes_lists(self) -> bool:
-        return self.options.keep == "sizes"
+    def __init__(self, name: str, options: DecodeImageOptions) -> None:
+        super().__init__(name, options)
+        self.keeps_images_encoded, self.makes_lists = options.keep == "encoded", options.keep == "sizes"
 
     def named(self, label: str | None) -> Sequence[str]:
         return [self.options.column]

@@ -29,6 +29,8 @@ __all__ = [
     "OneHotOptions",
     "Ordinal",
     "OrdinalOptions",
+    "find_codes",
+    "refuse_long_vector",
 ]
 
 
@@ -80,6 +82,27 @@ class LabelEncoderOptions(Section):
     """Name of the label at this point, if an earlier transform renamed it; by default `data.label`."""
 
 
+def find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
+    """Return the index of each value among the learnt categories, null for one that is not among them."""
+    try:
+        keys = pa.array(state.categories or ()).cast(values.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"preprocess: {kind} was fitted on other values than column {state.column!r} of type {values.type} holds"
+        ) from error
+    return pc.index_in(values, keys)
+
+
+def refuse_long_vector(kind: str, column: str, facts: ColumnFacts, advice: str) -> None:
+    """Raise DataError for a vector of more than `MAX_ONE_HOT` categories."""
+    if len(facts.categories) > MAX_ONE_HOT:
+        raise DataError(
+            f"preprocess: {kind}: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
+            f"{MAX_ONE_HOT:,} are refused",
+            next_step=f"{advice}, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
+        )
+
+
 class _Encoder(Transform[O]):
     learns = True
 
@@ -102,16 +125,10 @@ class _Encoder(Transform[O]):
             name = state.column
             rows.reject_missing(name)
             values = rows.column(name)
-            try:
-                keys = pa.array(state.categories or ()).cast(values.type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise DataError(
-                    f"preprocess: {self.name} was fitted on other values than column {name!r} of type {values.type} holds"
-                ) from error
-            self._put(rows, state, pc.index_in(values, keys))
+            self._put(rows, state, find_codes(self.name, values, state))
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
-        """Replace the column by what its codes become, here by themselves; a code is null for a value that was not learnt."""
+        """Replace the column by its codes, as a subclass writes them; a code is null for a value that was not learnt."""
         name, values, unseen = state.column, rows.column(state.column), codes.is_null().to_numpy(zero_copy_only=False)
         rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
         rows.put(name, pc.drop_null(codes).cast(pa.int64()))
@@ -131,12 +148,7 @@ class OneHot(_Encoder[OneHotOptions]):
         return Question(column, "categories", max_categories=self.options.max_categories)
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        if len(facts.categories) > MAX_ONE_HOT:
-            raise DataError(
-                f"preprocess: one_hot: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
-                f"{MAX_ONE_HOT:,} are refused",
-                next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
-            )
+        refuse_long_vector(self.name, column, facts, "use ordinal and an embedding")
         return super().learn(column, facts)
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:

@@ -1,4 +1,4 @@
-"""What does a function of the user's do to the rows, and what is said about one that fails?"""
+"""How is a function of the user applied to rows, and how is its error reported?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEEP = "_keep"
 
 
 class MapBatchesOptions(Section):
-    """A function of the user's: dict of column name to numpy array in, the same out.
+    """A function of the user: dict of column name to numpy array in, the same out.
 
     It sees up to 4096 rows of one file and one split at a time (256 where there are images to decode). Numbers come as arrays
     [rows, *shape], numbers with nulls as floats with NaN, lists as arrays of their own dtype, text and bytes as objects. It
@@ -53,7 +53,7 @@ class MapBatchesOptions(Section):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Tell editors of the short form too."""
+        """Describe the short form to editors, too."""
         schema = handler.resolve_ref_schema(handler(core))
         whole = dict(schema)
         schema.clear()
@@ -68,16 +68,16 @@ class MapBatches(Transform[MapBatchesOptions]):
     widens_rows = True
     makes_columns = True
 
-    @property
-    def function(self) -> str:
-        return self.options.function
+    def __init__(self, name: str, options: MapBatchesOptions) -> None:
+        super().__init__(name, options)
+        self.function = options.function
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        _call(rows, self.function, functions[self.function], self.options.params)
+        _call(rows, self.options.function, functions[self.options.function], self.options.params)
 
 
 def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
-    """Give the rows to the user's function as numpy arrays, and check what comes back."""
+    """Pass the rows to the user's function as numpy arrays, and check its result."""
     count = rows.table.num_rows
     batch = {name: as_numpy(rows.column(name)) for name in rows.table.column_names}
     try:
@@ -107,7 +107,7 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
 
 
 def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
-    """Whether a column that does not survive the way to numpy and back was given back unchanged."""
+    """Whether a column that changes by conversion to numpy and back was returned unchanged."""
     is_plain = is_number(values.type) and not pa.types.is_boolean(values.type) and not values.null_count
     if is_plain or (array.ndim > 1 and array.dtype != object):
         return False
@@ -118,7 +118,7 @@ def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
 
 
 def _refuse_rounded(target: str, rows: Rows, name: str, given: pa.Array) -> None:
-    """Raise DataError if a column that the function changed came to it with other integers than its rows hold."""
+    """Raise DataError if the function changed a column whose integers were rounded before."""
     if not pa.types.is_integer(given.type) or not given.null_count:
         return
     try:
@@ -162,7 +162,7 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise DataError(f"map_batches {target}: column {name!r} is no array of one shape: {error}") from error
+        raise DataError(f"map_batches {target}: column {name!r} is not an array of one shape: {error}") from error
     if array.ndim == 0 or len(array) != count:
         got = "a scalar" if array.ndim == 0 else f"{len(array)} rows"
         raise DataError(

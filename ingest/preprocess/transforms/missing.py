@@ -45,9 +45,9 @@ class Imputer(Transform[ImputerOptions]):
     Options = ImputerOptions
     takes_nulls = True
 
-    @property
-    def learns(self) -> bool:
-        return self.options.strategy != "constant"
+    def __init__(self, name: str, options: ImputerOptions) -> None:
+        super().__init__(name, options)
+        self.learns = options.strategy != "constant"
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         if self.options.strategy == "most_frequent":
@@ -79,7 +79,7 @@ class Imputer(Transform[ImputerOptions]):
                 rows.put(name, pc.fill_null(values, _scalar(fill, values.type)))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise DataError(
-                    f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}",
+                    f"preprocess: imputer: {fill!r} is not a value for column {name!r} of type {values.type}",
                     next_step=f"choose another fill_value, or cast the column before (cast: {{{in_yaml(name)}: float64}})",
                 ) from error
 
@@ -88,7 +88,7 @@ def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:
     """The fill as a value of the column; pyarrow would make 0 of 0.5 in a column of integers."""
     if isinstance(fill, float) and pa.types.is_integer(kind):
         if not fill.is_integer():
-            raise pa.ArrowInvalid(f"{fill} is no integer")
+            raise pa.ArrowInvalid(f"{fill} is not an integer")
         fill = int(fill)
     scalar = pa.scalar(fill, kind)
     if pa.types.is_floating(kind) and math.isinf(scalar.as_py()):
@@ -123,7 +123,7 @@ class NullMask(Transform[NullMaskOptions]):
         for name in self.columns(rows.table.schema, data.label):
             if name == data.label:
                 raise DataError(
-                    f"preprocess: null_mask: column {name!r} is the label, and 0 is no label",
+                    f"preprocess: null_mask: column {name!r} is the label, and 0 is not a label",
                     next_step="correct the labels in the source, or leave such rows out (data.invalid: drop)",
                 )
             values, mask = rows.column(name), f"{name}_is_null"

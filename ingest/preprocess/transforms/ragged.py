@@ -79,7 +79,7 @@ def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Arra
         pa.scalar(options.pad_value).cast(entry)
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"preprocess: ragged: pad_value {options.pad_value:g} is no value for column {name!r} of {entry}",
+            f"preprocess: ragged: pad_value {options.pad_value:g} is not a value for column {name!r} of {entry}",
             next_step="choose one that fits, or another `dtype`",
         ) from error
     lengths = pc.fill_null(pc.list_value_length(plain), 0).to_numpy(zero_copy_only=False)

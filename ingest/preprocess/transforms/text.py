@@ -22,7 +22,7 @@ from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT
+from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT, find_codes, refuse_long_vector
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Names, Transform
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.spec import DataSpec
@@ -94,7 +94,7 @@ class CleanText(Transform[CleanTextOptions]):
 
 
 def _normalized(text: pa.Array, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> pa.Array:
-    """By Python: Arrow's own leaves letters and accents apart in every form."""
+    """Normalize by Python: Arrow leaves letters and accents apart in every form."""
     if pc.all(pc.string_is_ascii(text)).as_py() is not False:
         return text
     encoded = text.dictionary_encode()
@@ -128,31 +128,20 @@ class MultiHot(Transform[MultiHotOptions]):
         return Question(column, "categories", max_categories=self.options.max_categories)
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        if len(facts.categories) > MAX_ONE_HOT:
-            raise DataError(
-                f"preprocess: multi_hot: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
-                f"{MAX_ONE_HOT:,} are refused",
-                next_step=f"keep the most frequent (max_categories: {MAX_ONE_HOT}), or hash them (hashing: "
-                f"{{columns: [{in_yaml(column)}], buckets: 4096}})",
-            )
+        advice = f"hash them (hashing: {{columns: [{in_yaml(column)}], buckets: 4096}})"
+        refuse_long_vector(self.name, column, facts, advice)
         return ColumnState(column=column, categories=facts.categories)
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
         for state in fitted:
             row, words = _words_of(rows, state.column)
-            try:
-                keys = pa.array(state.categories or ()).cast(words.type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise DataError(
-                    f"preprocess: multi_hot was fitted on other entries than column {state.column!r} of {words.type} holds"
-                ) from error
-            codes = pc.index_in(words, keys)
+            codes = find_codes(self.name, words, state)
             unseen = codes.is_null().to_numpy(zero_copy_only=False)
             if unseen.any() and self.options.unknown == "error":
                 self._reject(rows, state.column, row, words, unseen)
                 row, words = _words_of(rows, state.column)
-                codes = pc.index_in(words, keys)
+                codes = find_codes(self.name, words, state)
                 unseen = np.zeros(len(words), np.bool_)
             if unseen.any():
                 rows.unseen[state.column] = rows.unseen.get(state.column, 0) + int(unseen.sum())
@@ -173,7 +162,7 @@ def _is_list_of_words(kind: pa.DataType) -> bool:
 
 
 def _words_of(rows: Rows, name: str) -> tuple[np.ndarray, pa.Array]:
-    """Row of each entry, int64 [entries], and the entries of a column of lists; rows that are null or have nulls go.
+    """Return the row of each entry, int64 [entries], and the entries of a column of lists; rows with nulls are rejected.
 
     Raises:
         DataError: it holds no lists of text or integers.

@@ -314,15 +314,15 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
     with pytest.raises(DataError, match="the label 'x' holds lists or images"):
         prepare([[1.0]], lists, step, label="x")
     for options, words in (
-        ({"pad_value": 0.5}, "pad_value 0.5 is no value for column 'x' of int64"),
-        ({"dtype": "uint8", "pad_value": -1}, "pad_value -1 is no value for column 'x' of uint8"),
+        ({"pad_value": 0.5}, "pad_value 0.5 is not a value for column 'x' of int64"),
+        ({"dtype": "uint8", "pad_value": -1}, "pad_value -1 is not a value for column 'x' of uint8"),
         ({"dtype": "int8"}, "an entry of column 'x' does not fit dtype int8"),
     ):
         with pytest.raises(DataError, match=words):
             prepare([[1], [300, 2]], pa.list_(pa.int64()), {"ragged": {"columns": ["x"], **options}})
     with pytest.raises(ValidationError, match="pad_value"):
         prepare([[1.0]], lists, {"ragged": {"columns": ["x"], "pad_value": float("nan")}})
-    with pytest.raises(DataError, match="column 'y' is the label, and 0 is no label"):
+    with pytest.raises(DataError, match="column 'y' is the label, and 0 is not a label"):
         prepare([[1.0]], lists, {"null_mask": {"columns": ["y"]}}, label="y")
     with pytest.raises(DataError, match=r"null_mask cannot take column 'x'"):
         prepare([[1.0]], lists, {"null_mask": {"columns": ["x"]}})

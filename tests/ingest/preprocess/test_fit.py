@@ -60,7 +60,7 @@ def fit(folder: Path, *steps: Any, parallel: ParallelMap, **data: Any) -> Fitted
     return Source.of(folder, FILES, steps, test="test", label="label", **data).fit(parallel)
 
 
-def test_every_kind_learns_from_the_train_split_only(tmp_path: Path, parallel: ParallelMap) -> None:
+def test_fit_every_kind_learns_from_train_only(tmp_path: Path, parallel: ParallelMap) -> None:
     fitted = fit(
         tmp_path,
         {"imputer": {"columns": ["n"], "strategy": "most_frequent"}},
@@ -93,7 +93,9 @@ def test_every_kind_learns_from_the_train_split_only(tmp_path: Path, parallel: P
         ),
     ],
 )
-def test_the_other_scalers(tmp_path: Path, parallel: ParallelMap, step: Any, center: float, scale: float) -> None:
+def test_fit_scalers_learn_center_and_scale(
+    tmp_path: Path, parallel: ParallelMap, step: Any, center: float, scale: float
+) -> None:
     state = fit(tmp_path, step, parallel=parallel).steps[0].columns[0]
     assert state == ColumnState(column="x", center=center, scale=scale)
 
@@ -102,7 +104,7 @@ def test_the_other_scalers(tmp_path: Path, parallel: ParallelMap, step: Any, cen
     "kind", [pa.float16(), pa.float32(), pa.float64(), pa.int8(), pa.int64(), pa.uint64(), pa.bool_()], ids=str
 )
 @pytest.mark.parametrize("gaps", [[], [None], [float("nan")], [float("inf")], [-float("inf")], [None, float("nan")]], ids=str)
-def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, kind: pa.DataType, gaps: list[Any]) -> None:
+def test_fit_every_number_type_ignores_gaps(tmp_path: Path, kind: pa.DataType, gaps: list[Any]) -> None:
     holds = [gap for gap in gaps if gap is None or pa.types.is_floating(kind)]
     numbers = np.array([0, 1, 1, 0, 1] if pa.types.is_boolean(kind) else [3, 1, 100, 7, 19], np.float64)
     if pa.types.is_floating(kind):
@@ -121,7 +123,7 @@ def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, ki
     assert robust == (np.median(numbers), np.subtract(*np.quantile(numbers, [0.75, 0.25])))
 
 
-def test_the_types_of_the_rows_are_found_from_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_finds_types_from_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def spy(data: Any, snapshot: Any, files: Any, batch_rows: int, piece: Any) -> Any:
@@ -135,7 +137,7 @@ def test_the_types_of_the_rows_are_found_from_few_of_them(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("step", ["standard_scaler", "ordinal"])
-def test_a_column_that_is_gone_in_other_rows_is_named(tmp_path: Path, step: str) -> None:
+def test_fit_names_column_missing_in_later_rows(tmp_path: Path, step: str) -> None:
     (tmp_path / "code.py").write_text(
         "def f(batch):\n    return {n: batch[n] for n in batch if n == 'y' or batch['y'][0] == 0}\n"
     )
@@ -145,7 +147,7 @@ def test_a_column_that_is_gone_in_other_rows_is_named(tmp_path: Path, step: str)
         source.materialize()
 
 
-def test_a_later_step_learns_from_what_the_earlier_ones_made(tmp_path: Path, parallel: ParallelMap) -> None:
+def test_fit_later_transform_learns_from_earlier_result(tmp_path: Path, parallel: ParallelMap) -> None:
     steps = [
         {"rename": {"x": "amount"}},
         {"imputer": {"columns": ["amount"], "strategy": "constant", "fill_value": 0.0}},
@@ -160,7 +162,7 @@ def test_a_later_step_learns_from_what_the_earlier_ones_made(tmp_path: Path, par
 
 
 @pytest.mark.parametrize("kind", ["standard_scaler", "min_max_scaler", "robust_scaler"])
-def test_small_numbers_are_scaled_and_constants_become_zeros(tmp_path: Path, kind: str) -> None:
+def test_scalers_scale_small_numbers_and_zero_constants(tmp_path: Path, kind: str) -> None:
     farads = np.random.default_rng(0).normal(5e-9, 2e-9, 1000)
     table = pa.table({"farads": farads, "third": np.full(1000, 1e13 / 3), "noise": [0.1 + 0.2, 0.3] * 500})
     source = Source.of(tmp_path, {"train/a.parquet": table}, [{kind: {"columns": "*"}}])
@@ -170,7 +172,7 @@ def test_small_numbers_are_scaled_and_constants_become_zeros(tmp_path: Path, kin
     assert not column["third"].any() and np.abs(column["noise"]).max() < 1e-15
 
 
-def test_held_out_rows_of_the_same_files_are_not_learnt_from(tmp_path: Path, parallel: ParallelMap) -> None:
+def test_fit_ignores_held_out_rows_of_same_files(tmp_path: Path, parallel: ParallelMap) -> None:
     source = Source.of(
         tmp_path,
         {"train/a.parquet": pa.table({"x": np.arange(500.0), "g": np.arange(500)})},
@@ -183,7 +185,7 @@ def test_held_out_rows_of_the_same_files_are_not_learnt_from(tmp_path: Path, par
     assert source.fit(parallel).steps[0].columns[0].center == pytest.approx(rows.mean(), rel=1e-12)
 
 
-def test_max_categories_keeps_the_most_frequent(tmp_path: Path, parallel: ParallelMap) -> None:
+def test_one_hot_max_categories_keeps_most_frequent(tmp_path: Path, parallel: ParallelMap) -> None:
     files = {"train/a.parquet": pa.table({"c": ["z"] * 5 + ["m"] * 3 + ["a"]})}
     source = Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"], "max_categories": 2}}])
     assert source.fit(parallel).steps[0].columns[0].categories == ("m", "z")
@@ -192,20 +194,20 @@ def test_max_categories_keeps_the_most_frequent(tmp_path: Path, parallel: Parall
 @pytest.mark.parametrize(
     "step", [{"standard_scaler": {"columns": ["x"]}}, {"imputer": {"columns": ["x"]}}, {"robust_scaler": {"columns": ["x"]}}]
 )
-def test_nothing_to_learn_from_is_an_error(tmp_path: Path, parallel: ParallelMap, step: Any) -> None:
+def test_fit_without_values_is_refused(tmp_path: Path, parallel: ParallelMap, step: Any) -> None:
     table = pa.table({"x": pa.array([None, float("nan")], pa.float64()), "y": [1, 2]})
     with pytest.raises(DataError, match="column 'x' has no values in the train split"):
         Source.of(tmp_path, {"train/a.parquet": table}, [step]).fit(parallel)
 
 
-def test_a_one_hot_vector_of_absurd_length_is_refused(tmp_path: Path) -> None:
+def test_one_hot_refuses_absurd_length(tmp_path: Path) -> None:
     files = {"train/a.parquet": pa.table({"c": [f"id-{i}" for i in range(10_001)]})}
     with pytest.raises(DataError, match="'c' has 10,001 categories") as caught:
         Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"]}}]).fit()
     assert "ordinal" in str(caught.value)
 
 
-def test_a_missing_column_is_an_error_before_anything_is_learnt(tmp_path: Path) -> None:
+def test_fit_missing_column_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"standard_scaler: there is no column 'fare'.*x \(double\)"):
         fit(tmp_path, {"standard_scaler": {"columns": ["fare"]}}, parallel=local_map)
     source = Source.of(
@@ -217,7 +219,7 @@ def test_a_missing_column_is_an_error_before_anything_is_learnt(tmp_path: Path) 
         source.fit()
 
 
-def test_user_code_that_fails_while_fitting_is_named(tmp_path: Path, parallel: ParallelMap) -> None:
+def test_fit_names_failing_user_code(tmp_path: Path, parallel: ParallelMap) -> None:
     (tmp_path / "user.py").write_text(
         "def f(batch):\n    if batch['x'].max() > 2:\n        raise ValueError('too large')\n    return batch\n"
     )
@@ -227,7 +229,7 @@ def test_user_code_that_fails_while_fitting_is_named(tmp_path: Path, parallel: P
         source.fit(parallel)
 
 
-def test_fitted_state_survives_json_to_the_bit(tmp_path: Path) -> None:
+def test_fitted_state_survives_json_exactly(tmp_path: Path) -> None:
     fitted = fit(
         tmp_path, {"standard_scaler": {"columns": ["x"]}}, {"ordinal": {"columns": ["c"]}}, "label_encoder", parallel=local_map
     )
@@ -239,12 +241,12 @@ def test_fitted_state_survives_json_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [{"version": 2}, {"stepz": []}, {"steps": [{"step": {"standard_scaler": {}}}]}])
-def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+def test_fitted_state_damaged_is_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         FittedPreprocess.model_validate({"steps": [], **damage})
 
 
-def test_needs_fit_says_whether_ray_is_needed() -> None:
+def test_needs_fit_is_true_for_learning_transforms() -> None:
     def parse(*steps: Any) -> list[TransformSpec]:
         return [TransformSpec.model_validate(step) for step in steps]
 
@@ -252,7 +254,7 @@ def test_needs_fit_says_whether_ray_is_needed() -> None:
     assert not needs_fit(parse({"drop": ["a"]}, {"map_batches": "a.py:f"}))
 
 
-def test_steps_that_learn_nothing_read_no_row(tmp_path: Path) -> None:
+def test_fit_without_learning_reads_no_row(tmp_path: Path) -> None:
     source = Source.of(tmp_path, FILES, [{"drop": ["c"]}])
     for path in (tmp_path / "train").iterdir():
         assert path.stat().st_size
@@ -265,7 +267,7 @@ def test_steps_that_learn_nothing_read_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_gives_the_same_floats_every_time(tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_on_ray_gives_equal_floats(tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import penstock.ingest.preprocess.fit
 
     monkeypatch.setattr(
@@ -285,7 +287,7 @@ class Numbers:
 
 
 @pytest.mark.parametrize("step", ["robust_scaler", "quantile"])
-def test_quantiles_take_as_many_bytes_a_value_as_docs_say(step: str) -> None:
+def test_fit_quantiles_memory_matches_docs(step: str) -> None:
     question = TransformSpec.model_validate({step: {"columns": ["x"]}}).transform.question("x")
     tracemalloc.start()
     (facts,) = ask([question], [[Numbers()]], local_map)
@@ -295,7 +297,7 @@ def test_quantiles_take_as_many_bytes_a_value_as_docs_say(step: str) -> None:
     assert peak / 200_000 == pytest.approx(8 + 16, abs=1)
 
 
-def test_what_is_learnt_does_not_hang_on_the_threads_of_blas(tmp_path: Path) -> None:
+def test_fit_does_not_depend_on_blas_threads(tmp_path: Path) -> None:
     Source.of(tmp_path, {"train/a.parquet": pa.table({"x": RNG.normal(size=60_000)})})
     script = (
         "import sys; from pathlib import Path; from tests.ingest.preparing import Source\n"
@@ -311,9 +313,7 @@ def test_what_is_learnt_does_not_hang_on_the_threads_of_blas(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_file_without_train_rows_does_not_disturb_the_others(
-    tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_skips_file_without_train_rows(tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import penstock.ingest.preprocess.fit
 
     monkeypatch.setattr(penstock.ingest.preprocess.fit, "FIT_UNIT_BYTES", 1)
@@ -328,7 +328,7 @@ def test_a_file_without_train_rows_does_not_disturb_the_others(
 
 
 @pytest.mark.slow
-def test_what_is_learnt_equals_what_rays_preprocessors_learn(tmp_path: Path, ray_cluster: None) -> None:
+def test_fit_equals_ray_preprocessors(tmp_path: Path, ray_cluster: None) -> None:
     import ray.data
     from ray.data import preprocessors
 
@@ -345,7 +345,7 @@ def test_what_is_learnt_equals_what_rays_preprocessors_learn(tmp_path: Path, ray
 
 
 @pytest.mark.parametrize("kind", ["standard_scaler", "min_max_scaler", "max_abs_scaler"])
-def test_what_is_applied_equals_rays_own_transform(tmp_path: Path, kind: str) -> None:
+def test_apply_equals_ray_preprocessors(tmp_path: Path, kind: str) -> None:
     from ray.data import preprocessors
 
     state = fit(tmp_path, {kind: {"columns": ["x"]}}, parallel=local_map).steps[0].columns[0]
@@ -363,7 +363,7 @@ def test_what_is_applied_equals_rays_own_transform(tmp_path: Path, kind: str) ->
     assert np.array_equal(ours, np.asarray(expected, np.float32))
 
 
-def test_the_most_frequent_value_is_learnt_of_every_kind_of_number_and_refused_of_a_date(tmp_path: Path) -> None:
+def test_imputer_most_frequent_takes_numbers_and_refuses_dates(tmp_path: Path) -> None:
     def source(folder: str, column: pa.Array) -> Source:
         step = {"imputer": {"columns": ["c"], "strategy": "most_frequent"}}
         return Source.of(tmp_path / folder, {"train/a.parquet": pa.table({"c": column, "x": [1.0, 2.0, 3.0]})}, [step])
@@ -376,7 +376,7 @@ def test_the_most_frequent_value_is_learnt_of_every_kind_of_number_and_refused_o
     assert "cast it to string" in refused.value.next_step
 
 
-def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) -> None:
+def test_advice_for_missing_text_fills_it(tmp_path: Path) -> None:
     rows = pa.table({"city": ["a", None, "a"], "x": [1.0, 2.0, 3.0]})
 
     def source(folder: str, step: dict[str, Any]) -> Source:
@@ -408,7 +408,7 @@ def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) ->
         ({"concatenator": {"columns": "*", "output": "kind"}}, 1),
     ],
 )
-def test_all_that_one_pass_answers_is_asked_in_one(tmp_path: Path, between: dict[str, Any], passes: int) -> None:
+def test_fit_independent_transforms_share_a_pass(tmp_path: Path, between: dict[str, Any], passes: int) -> None:
     (tmp_path / "code.py").write_text(CODE)
     column = "sort" if "sort" in str(between) else "kind"
     later = [LEARN] if "concatenator" in between else [{"one_hot": {"columns": [column]}}, LEARN]
@@ -446,7 +446,7 @@ def same(batch):
         ([{"map_batches": "code.py:same"}, DECODE, LEARN], 0),
     ],
 )
-def test_images_are_not_decoded_to_learn_about_a_column_that_does_not_depend_on_them(
+def test_fit_does_not_decode_unneeded_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], decodes: int, invalid: str
 ) -> None:
     held = io.BytesIO()

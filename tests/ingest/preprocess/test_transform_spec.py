@@ -33,12 +33,12 @@ def parse(step: Any) -> TransformSpec:
         ({"drop": ["age"]}, "drop"),
     ],
 )
-def test_a_step_is_one_kind_with_its_options(written: Any, kind: str) -> None:
+def test_transform_is_one_kind_with_options(written: Any, kind: str) -> None:
     assert parse(written).kind == kind
 
 
 @pytest.mark.parametrize("written", [{}, {"drop": ["a"], "rename": {"b": "c"}}])
-def test_a_step_of_no_kind_or_two_is_refused_with_the_kinds_there_are(written: Any) -> None:
+def test_transform_of_no_kind_or_two_is_refused(written: Any) -> None:
     with pytest.raises(ValidationError, match=r"exactly one of standard_scaler, .*map_batches"):
         parse(written)
 
@@ -57,18 +57,18 @@ def test_a_step_of_no_kind_or_two_is_refused_with_the_kinds_there_are(written: A
         ({"robust_scaler": {"columns": ["a"], "quantile_range": [0.8, 0.2]}}, "must rise"),
     ],
 )
-def test_a_wrong_option_is_named(written: Any, said: str) -> None:
+def test_transform_wrong_option_is_named(written: Any, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         parse(written)
 
 
-def test_a_step_survives_json() -> None:
+def test_transform_survives_json() -> None:
     for written in ({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 1}}, {"map_batches": "t.py:f"}):
         step = parse(written)
         assert TransformSpec.model_validate_json(step.model_dump_json()) == step
 
 
-def test_only_steps_that_learn_need_a_fit() -> None:
+def test_needs_fit_only_for_learning_transforms() -> None:
     assert parse({"imputer": {"columns": ["a"]}}).transform.learns
     assert parse("label_encoder").transform.learns
     assert not parse({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 0}}).transform.learns
@@ -85,11 +85,11 @@ def test_only_steps_that_learn_need_a_fit() -> None:
         ({"label_encoder": {"column": "sex"}}, ["sex"]),
     ],
 )
-def test_a_star_means_every_column_the_step_can_take_but_never_the_label(written: Any, columns: list[str]) -> None:
+def test_star_is_every_fitting_column_but_the_label(written: Any, columns: list[str]) -> None:
     assert parse(written).transform.columns(SCHEMA, "label") == columns
 
 
-def test_a_star_of_the_concatenator_takes_vectors_and_no_pictures() -> None:
+def test_star_of_concatenator_takes_vectors_not_images() -> None:
     vector, picture = pa.fixed_shape_tensor(pa.float32(), [4]), pa.fixed_shape_tensor(pa.uint8(), [2, 2, 3])
     schema = pa.schema([("v", vector), ("image", picture), ("x", pa.int32())])
     assert parse({"concatenator": {"columns": "*"}}).transform.columns(schema, None) == ["v", "x"]
@@ -104,16 +104,16 @@ def test_a_star_of_the_concatenator_takes_vectors_and_no_pictures() -> None:
         ({"concatenator": {"columns": ["day"]}}, r"'day' of type timestamp"),
     ],
 )
-def test_a_column_the_step_cannot_take_is_named_with_its_type(written: Any, said: str) -> None:
+def test_column_of_wrong_type_is_named(written: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         parse(written).transform.columns(SCHEMA, "label")
 
 
-def test_a_star_that_matches_nothing_is_an_error() -> None:
+def test_star_without_match_is_refused() -> None:
     with pytest.raises(DataError, match="matches no column"):
         parse({"one_hot": {"columns": "*"}}).transform.columns(pa.schema([("x", pa.int64())]), None)
 
 
-def test_a_label_encoder_without_a_label_is_an_error() -> None:
+def test_label_encoder_without_label_is_refused() -> None:
     with pytest.raises(DataError, match="needs a label"):
         parse("label_encoder").transform.columns(SCHEMA, None)

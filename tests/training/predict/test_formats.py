@@ -122,7 +122,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("format", CASES)
-def test_rows_of_every_format_are_scored_with_the_file_and_the_row_they_are_from(tmp_path: Path, format: str) -> None:
+def test_every_format_is_scored_with_file_and_row(tmp_path: Path, format: str) -> None:
     case = CASES[format]
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "code.py").write_text(CODE)
@@ -162,7 +162,7 @@ def test_rows_of_every_format_are_scored_with_the_file_and_the_row_they_are_from
     assert len({str(each) for each in answer[last]}) > 6, "else the answer of another row would pass"
 
 
-def test_there_is_no_format_of_files_that_this_folder_does_not_score() -> None:
+def test_every_file_format_is_covered() -> None:
     files = {name for name in FORMATS.names if not format_named(name).is_kept}
     elsewhere = {"parquet", "csv", "json", "images"}
     assert elsewhere | CASES.keys() == files

@@ -146,7 +146,7 @@ def work(tmp_path: Path, model: Path) -> Work:
     return Work(tmp_path, model)
 
 
-def test_the_output_holds_the_source_and_what_the_model_answers(work: Work, tmp_path: Path) -> None:
+def test_output_holds_source_and_predictions(work: Work, tmp_path: Path) -> None:
     tables = {"a.parquet": people(0, 40), "b.parquet": people(40, 25)}
     for name, table in tables.items():
         work.write(name, table)
@@ -175,7 +175,7 @@ def test_the_output_holds_the_source_and_what_the_model_answers(work: Work, tmp_
         assert np.allclose(np.array(part["probabilities"].to_pylist()), np.array(answer["probabilities"].tolist()), atol=1e-6)
 
 
-def test_done_twice_nothing_is_done_and_an_added_file_is_scored_alone(work: Work) -> None:
+def test_rescore_does_only_added_files(work: Work) -> None:
     work.write("a.parquet", people(0, 10))
     work.write("b.parquet", people(10, 10))
     work.run()
@@ -189,7 +189,7 @@ def test_done_twice_nothing_is_done_and_an_added_file_is_scored_alone(work: Work
     assert scored.warnings == ["columns are not of one type in all parts: label (int64 or missing)"]
 
 
-def test_what_was_killed_between_units_goes_on_and_gives_what_an_undisturbed_run_gives(work: Work, model: Path) -> None:
+def test_killed_between_units_continues_equal(work: Work, model: Path) -> None:
     for number in range(4):
         work.write(f"{number}.parquet", people(10 * number, 10))
     with pytest.raises(KeyboardInterrupt):
@@ -206,7 +206,7 @@ def test_what_was_killed_between_units_goes_on_and_gives_what_an_undisturbed_run
     ).read_text().split('"units"')[0]
 
 
-def test_a_changed_file_takes_the_place_of_its_rows_and_those_of_a_file_that_is_gone_stay(work: Work) -> None:
+def test_changed_file_replaces_rows_and_gone_file_stays(work: Work) -> None:
     for name in ("a.parquet", "b.parquet"):
         work.write(name, people(0, 10))
     work.run()
@@ -218,7 +218,7 @@ def test_a_changed_file_takes_the_place_of_its_rows_and_those_of_a_file_that_is_
     assert dict(zip(counts["file"], counts["row_count"], strict=True)) == {"a.parquet": 4, "b.parquet": 10}
 
 
-def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_committed_in_pieces(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(people(0, 100), work.input / "a.parquet", row_group_size=10)
     whole = work.run().rows, work.rows()
     (work.input / "a.parquet").rename(work.input / "b.parquet")  # other rows by their place, the same by their content
@@ -237,9 +237,7 @@ def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, mo
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])
-def test_a_large_file_of_text_is_looked_through_once_and_scored_in_pieces(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+def test_large_text_file_is_scored_in_pieces(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     work = Work(tmp_path, model, format)
     table = people(0, 300, id=[f'"{row}", {row}' for row in range(300)])
     file = work.input / f"a.{format}"
@@ -266,7 +264,7 @@ def test_a_large_file_of_text_is_looked_through_once_and_scored_in_pieces(
     assert work.run().rows == work.rows().num_rows == 301
 
 
-def test_other_columns_or_another_model_score_everything_anew(work: Work) -> None:
+def test_other_columns_or_model_rescore_everything(work: Work) -> None:
     work.write("a.parquet", people(0, 10))
     work.run()
     assert work.run(columns=["id"]).units == 1
@@ -274,7 +272,7 @@ def test_other_columns_or_another_model_score_everything_anew(work: Work) -> Non
     assert len(list(work.out.glob("*.parquet"))) == 1
 
 
-def test_rows_of_another_model_take_the_place_of_the_old_file_by_file(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_model_replaces_rows_file_by_file(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.parquet", "b.parquet", "c.parquet"):
         work.write(name, people(0, 10))
     first = work.run().manifest
@@ -293,7 +291,7 @@ def test_rows_of_another_model_take_the_place_of_the_old_file_by_file(work: Work
     assert [unit.model for unit in scored.manifest.units] == ["models:/people/2"] * 2 + [first.model]
 
 
-def test_a_kill_between_a_new_part_and_its_record_scores_it_again(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_before_record_scores_part_again(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write("a.parquet", people(0, 10))
     work.run()
     expected = work.rows()
@@ -309,7 +307,7 @@ def test_a_kill_between_a_new_part_and_its_record_scores_it_again(work: Work, mo
     assert work.run().units == 1 and work.rows().equals(expected), "the old record does not count for the new part"
 
 
-def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work: Work) -> None:
+def test_unscorable_rows_go_to_side_table(work: Work) -> None:
     town = ["Ulm", "Bonn", "Ulm", "Bonn", "Ulm"]
     weight = pa.array([1.0, None, 2.0, float("nan"), 3.0])
     work.write("a.parquet", people(0, 5, town=town, weight=weight))
@@ -325,7 +323,7 @@ def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work:
     assert work.rows().filter(pa.compute.equal(work.rows()["file"], "b.parquet"))["weight"].to_pylist() == [1.5, 2.0]
 
 
-def test_a_value_of_another_kind_in_json_is_a_problem_of_its_row(tmp_path: Path, model: Path) -> None:
+def test_json_value_of_other_kind_fails_its_row(tmp_path: Path, model: Path) -> None:
     work = Work(tmp_path, model, "json")
     rows = people(1, 6).to_pylist()
     plain = [*rows[:2], *rows[4:]]
@@ -355,7 +353,7 @@ def test_a_value_of_another_kind_in_json_is_a_problem_of_its_row(tmp_path: Path,
         work.run()
 
 
-def test_columns_that_the_model_does_not_need_may_hold_values_of_several_kinds_in_json(tmp_path: Path, model: Path) -> None:
+def test_json_unneeded_columns_may_mix_kinds(tmp_path: Path, model: Path) -> None:
     work = Work(tmp_path, model, "json")
     rows = people(1, 4).to_pylist()
     for row, note, more in zip(rows, ("a", 1, {"b": [2]}, None), (2**63, 0.5, 1, "x"), strict=True):
@@ -371,7 +369,7 @@ def test_columns_that_the_model_does_not_need_may_hold_values_of_several_kinds_i
     ]
 
 
-def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Work) -> None:
+def test_unseen_categories_are_scored_and_counted(work: Work) -> None:
     weight = pa.array([1.0, None, 2.0, 3.0, 4.0])
     work.write("a.parquet", people(0, 5, town=["Ulm", "Paris", "Rome", "Bonn", "Oslo"], weight=weight))
     work.write("b.parquet", people(5, 80, town=["Ulm", "Lima"] * 40))
@@ -381,7 +379,7 @@ def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Wor
     assert not work.run().unseen, "of what was scored now"
 
 
-def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Work) -> None:
+def test_unreadable_file_is_named_others_are_scored(work: Work) -> None:
     work.write("a.parquet", people(0, 10, weight=pa.array([None, *map(float, range(9))]), town=["Ulm"] * 8 + ["Rome"] * 2))
     (work.input / "b.parquet").write_bytes(b"PAR1 cut off")
     work.write("c.parquet", people(0, 10).drop_columns(["town"]))
@@ -402,7 +400,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Wor
     assert work.run().units == 2 and work.rows().num_rows == 12
 
 
-def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model: Path) -> None:
+def test_csv_is_read_in_the_types_of_the_model(tmp_path: Path, model: Path) -> None:
     work = Work(tmp_path, model, "csv")
     rows = people(1, 6, id=["001", "002", "003", "004", "005", "006"], kind=["?"] * 6)
     arrow_csv.write_csv(rows, work.input / "a.csv")
@@ -415,7 +413,7 @@ def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model
     assert work.rows(side=True)["reason"].to_pylist() == ["column 'age' holds 'old', which does not read as int64"]
 
 
-def test_text_is_parsed_once_and_its_copy_goes(tmp_path: Path, model: Path) -> None:
+def test_text_is_parsed_once_and_copy_removed(tmp_path: Path, model: Path) -> None:
     work = Work(tmp_path, model, "csv")
     arrow_csv.write_csv(people(1, 6), work.input / "a.csv")
     with copies_kept() as copies, mock.patch("pyarrow.csv.open_csv", wraps=arrow_csv.open_csv) as parsed:
@@ -425,7 +423,7 @@ def test_text_is_parsed_once_and_its_copy_goes(tmp_path: Path, model: Path) -> N
     assert work.rows().num_rows == 6
 
 
-def test_a_csv_file_without_the_columns_is_named_with_what_it_lacks(tmp_path: Path, model: Path) -> None:
+def test_csv_without_columns_is_named(tmp_path: Path, model: Path) -> None:
     work = Work(tmp_path, model, "csv")
     (work.input / "a.csv").write_text("id,age,height,town,weight\n1,2,2.5,Ulm,1\n")
     (work.input / "b.csv").write_text("number,years\n1,2\n")
@@ -439,7 +437,7 @@ def test_a_csv_file_without_the_columns_is_named_with_what_it_lacks(tmp_path: Pa
     assert work.run().units == 0 and work.rows().num_rows == 1
 
 
-def test_a_file_that_is_replaced_before_it_is_read_is_refused_and_scored_by_the_next_run(work: Work) -> None:
+def test_file_replaced_before_reading_is_refused(work: Work) -> None:
     for name in ("a.parquet", "b.parquet"):
         work.write(name, people(0, 10))
     asked = work.asked()
@@ -463,7 +461,7 @@ class FullDisk(Storage):
         self.puts += 1
 
 
-def test_on_a_full_disk_what_was_scored_stays_and_the_rest_comes_once_there_is_room(work: Work) -> None:
+def test_full_disk_keeps_units_and_continues(work: Work) -> None:
     for name in ("a.parquet", "b.parquet", "c.parquet"):
         work.write(name, people(0, 10))
     asked = work.asked()
@@ -474,9 +472,7 @@ def test_on_a_full_disk_what_was_scored_stays_and_the_rest_comes_once_there_is_r
     assert work.run().units == 2 and work.rows().num_rows == 30
 
 
-def test_the_model_gets_as_many_rows_at_once_as_fit_some_bytes_and_no_fewer_than_in_training(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_score_batch_rows_follow_bytes_and_training(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.training.registry.loaded_model.MOST_BATCH_ROWS", 64)
     loaded, given = LoadedModel(model), list[int]()
 
@@ -506,9 +502,7 @@ def test_the_model_gets_as_many_rows_at_once_as_fit_some_bytes_and_no_fewer_than
     assert given == [40, 40, 20]
 
 
-def test_images_are_scored_in_groups_and_a_damaged_one_is_a_row_that_cannot_be(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_images_are_grouped_and_damaged_one_is_unscored(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = made_model(tmp_path_factory.mktemp("images"), images_source)
     work = Work(tmp_path, model)
     pictures = sorted((model.parent / "source").rglob("*.jpg"))[:6]
@@ -534,15 +528,13 @@ def test_images_are_scored_in_groups_and_a_damaged_one_is_a_row_that_cannot_be(
         ("parquet", {"version": 1}, "the format parquet has no options"),
     ],
 )
-def test_an_option_of_a_format_that_is_wrong_or_missing_is_named(
-    work: Work, format: str, options: dict[str, Any], said: str
-) -> None:
+def test_format_option_wrong_or_missing_is_named(work: Work, format: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as refused:
         ask(FetchedModel(work.model), "SELECT 1", format, [], options)
     assert said in str(refused.value) and "--option" in str(refused.value)
 
 
-def test_an_input_an_output_or_a_column_that_is_wrong_is_named(work: Work, tmp_path: Path) -> None:
+def test_wrong_input_output_or_column_is_named(work: Work, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"INPUT: no parquet file in .*/in"):
         work.run()
     work.write("a.parquet", people(0, 2))

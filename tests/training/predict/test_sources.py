@@ -117,7 +117,7 @@ def ids(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("made", [delta, iceberg, lance, sql, python], ids=lambda made: made.__name__)
-def test_each_state_is_scored_once_and_a_later_one_takes_the_place_of_the_earlier(
+def test_state_is_scored_once_and_replaced_by_later(
     tmp_path: Path, score: Callable[..., dict[str, Any]], made: Callable[[Path], Rows]
 ) -> None:
     rows, format = made(tmp_path), made.__name__
@@ -143,7 +143,7 @@ def test_each_state_is_scored_once_and_a_later_one_takes_the_place_of_the_earlie
 
 
 @pytest.mark.parametrize("made", [iceberg, lance], ids=lambda made: made.__name__)
-def test_a_large_table_is_copied_where_ray_address_says(
+def test_large_table_is_copied_at_ray_address(
     tmp_path: Path, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], Rows]
 ) -> None:
     monkeypatch.setattr("penstock.ingest.formats.sources.tables.PART_BYTES", 1)
@@ -162,9 +162,7 @@ def test_a_large_table_is_copied_where_ray_address_says(
     assert asked == ["cluster", 2] and (done["rows"], len(ids(tmp_path))) == (10, 10)
 
 
-def test_another_query_is_refused_and_options_are_those_of_the_model(
-    tmp_path: Path, score: Callable[..., dict[str, Any]]
-) -> None:
+def test_other_query_is_refused_with_model_options(tmp_path: Path, score: Callable[..., dict[str, Any]]) -> None:
     rows = sql(tmp_path)
     file = tmp_path / "model" / MODEL_FILE
     spec = ModelSpec.model_validate_json(file.read_bytes())
@@ -178,7 +176,7 @@ def test_another_query_is_refused_and_options_are_those_of_the_model(
     assert len(ids(tmp_path)) == 2
 
 
-def test_the_same_query_of_another_database_is_refused(
+def test_same_query_of_other_database_is_refused(
     tmp_path: Path, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = sql(tmp_path)
@@ -192,7 +190,7 @@ def test_the_same_query_of_another_database_is_refused(
             assert score(rows.input, "sql", connection="$PEOPLE")["total_rows"] == 6
 
 
-def test_a_file_of_another_folder_is_refused(tmp_path: Path, score: Callable[..., dict[str, Any]]) -> None:
+def test_file_of_other_folder_is_refused(tmp_path: Path, score: Callable[..., dict[str, Any]]) -> None:
     for day in ("day1", "day2"):
         (tmp_path / day).mkdir()
         pq.write_table(FIRST, tmp_path / day / "rows.parquet")
@@ -203,9 +201,7 @@ def test_a_file_of_another_folder_is_refused(tmp_path: Path, score: Callable[...
     assert score(f"{tmp_path}/day1/", "parquet")["units"] == 0
 
 
-def test_a_request_has_the_path_of_what_is_there_and_the_words_of_what_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_resolves_existing_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "table").mkdir()
     asked = predict_request("models:/m@a", "table", "out", options=["version=3", "properties.type=rest"])

@@ -141,7 +141,7 @@ def contents(table: pa.Table) -> dict[str, list[Any]]:
     return {name: getattr(values, "storage", values).to_pylist() for name, values in storages.items()}
 
 
-def test_held_out_rows_come_out_as_they_were_materialized_together_and_alone(made: Made) -> None:
+def test_raw_rows_equal_materialized_rows(made: Made) -> None:
     unlabelled = made.test.drop_columns([name for name in made.raw.form.unneeded if name in made.test.column_names])
     table, problems = made.table(unlabelled)
     ready = made.raw.prepare(table)
@@ -173,7 +173,7 @@ _ROW = st.fixed_dictionaries(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given_by(rows=st.lists(_ROW, min_size=1, max_size=5))
-def test_serving_prepares_any_row_as_training_does(people: Made, rows: list[dict[str, Any]]) -> None:
+def test_raw_rows_are_prepared_as_in_training(people: Made, rows: list[dict[str, Any]]) -> None:
     source, table = people.source, pa.Table.from_pylist(rows, schema=people.raw.schema)
     trained = Chain(source.data, source.steps, people.fitted, source.code).prepare(table, Origin.of_file("f", 0, len(rows)))
     served = people.raw.prepare(table)
@@ -183,7 +183,7 @@ def test_serving_prepares_any_row_as_training_does(people: Made, rows: list[dict
         assert contents(served.table) == contents(trained.table.select(served.table.column_names))
 
 
-def test_rows_may_be_given_in_any_form(made: Made) -> None:
+def test_rows_may_have_any_of_four_forms(made: Made) -> None:
     expected = contents(made.raw.prepare(made.table(made.test)[0]).table)
     listed = made.test.to_pylist()
     frame = made.test.to_pandas()
@@ -195,7 +195,7 @@ def test_rows_may_be_given_in_any_form(made: Made) -> None:
     assert contents(made.raw.prepare(one).table) == {name: values[3:4] for name, values in expected.items()}
 
 
-def test_a_row_comes_as_json_with_bytes_in_base64(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_may_hold_bytes_in_base64(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Made(images_source(tmp_path_factory.mktemp("json")))
     import base64
 
@@ -205,14 +205,14 @@ def test_a_row_comes_as_json_with_bytes_in_base64(tmp_path_factory: pytest.TempP
     assert made.raw.form.unneeded == ("label", "path")
 
 
-def test_a_label_that_is_given_is_not_looked_at(people: Made) -> None:
+def test_raw_rows_label_is_ignored(people: Made) -> None:
     table, _ = people.table(people.test.set_column(5, "kind", pa.array(["neither"] * people.test.num_rows)))
     assert contents(people.raw.prepare(table).table) == contents(people.raw.prepare(people.table(people.test)[0]).table)
     assert people.raw.form.unneeded == ("id", "kind")
     assert people.raw.form.nullable == ("age", "height")
 
 
-def test_each_bad_row_is_told_with_column_value_and_rule_and_the_others_are_prepared(people: Made) -> None:
+def test_raw_rows_bad_row_names_column_value_rule(people: Made) -> None:
     rows = people.test.slice(0, 5).to_pylist()
     rows[1]["age"] = "old"
     rows[2]["weight"] = None
@@ -230,7 +230,7 @@ def test_each_bad_row_is_told_with_column_value_and_rule_and_the_others_are_prep
     assert contents(first) == contents(good.table)
 
 
-def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Path) -> None:
+def test_raw_rows_other_shape_is_reported(tmp_path: Path) -> None:
     made = Made(text_source(tmp_path))
     ready = made.raw.prepare(made.table({"text": ["abcdefgh", "short", "ijklmnop"]})[0])
     assert ready.rows.tolist() == [0, 2]
@@ -249,13 +249,13 @@ def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Pa
         (pa.table([[1], [2]], names=["age", "age"]), "have two columns 'age'"),
     ],
 )
-def test_what_is_no_rows_of_the_source_is_refused(people: Made, given: Any, words: str) -> None:
+def test_rows_of_other_forms_are_refused(people: Made, given: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as refused:
         people.table(given)
     assert refused.value.next_step
 
 
-def test_numbers_may_come_in_any_form_that_loses_nothing(people: Made) -> None:
+def test_numbers_may_have_any_lossless_form(people: Made) -> None:
     frame = pd.DataFrame({"age": [3.0, math.nan, 12.0], "height": ["1.5", None, "2"], "town": "Ulm", "weight": [1, 2, 3]})
     table, problems = people.table(frame)
     assert not problems
@@ -283,7 +283,7 @@ NOON = dt.datetime(2026, 1, 1, 12)
         (pa.bool_(), 0.5),
     ],
 )
-def test_a_time_is_no_number_and_a_number_neither_a_time_nor_true(kind: pa.DataType, value: Any, as_arrow: bool) -> None:
+def test_time_number_and_bool_are_not_mixed(kind: pa.DataType, value: Any, as_arrow: bool) -> None:
     schema = pa.schema([("x", kind)])
     given = pa.table({"x": pa.array([value, None])}) if as_arrow else {"x": [value, None]}
     table, problems = raw_table(given_rows(given), schema, ())
@@ -291,14 +291,14 @@ def test_a_time_is_no_number_and_a_number_neither_a_time_nor_true(kind: pa.DataT
     assert problems[0].startswith("row 0: column 'x' holds ") and problems[0].endswith(f", which does not read as {kind}")
 
 
-def test_truth_comes_as_a_number_or_a_word() -> None:
+def test_bool_may_be_number_or_word() -> None:
     schema = pa.schema([("x", pa.bool_())])
     for given in ([1, 0, None], [1.0, 0.0, None], ["true", "False", None], pa.array([1, 0, None])):
         table, problems = raw_table(given_rows({"x": given}), schema, ())
         assert not problems and table["x"].to_pylist() == [True, False, None]
 
 
-def test_a_label_that_is_a_picture_is_in_the_record_and_rows_come_without_one(tmp_path: Path) -> None:
+def test_raw_form_keeps_image_label(tmp_path: Path) -> None:
     stream = io.BytesIO()
     Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(stream, "PNG")
     picture = stream.getvalue()

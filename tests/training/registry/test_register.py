@@ -181,9 +181,7 @@ def expected(arguments: dict[str, Any]) -> torch.Tensor:
         return model.eval()(torch.cat([images, torch.tensor([[1.0], [2.0], [3.0]])], dim=1))
 
 
-def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
-    uri: str, arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_classifier_answers_without_penstock_installed(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     registered = run_register(uri, arguments)
     assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
@@ -203,7 +201,7 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
 
 
 @pytest.mark.parametrize("arguments", [NUMBERS], indirect=True)
-def test_a_regression_answers_with_what_the_recipe_predicts(uri: str, arguments: dict[str, Any]) -> None:
+def test_regression_answers_with_recipe_prediction(uri: str, arguments: dict[str, Any]) -> None:
     location = MlflowClient(uri).get_logged_model(run_register(uri, arguments).model_id).artifact_location
     images, ages = np.arange(27, dtype=np.uint8).reshape(3, 3, 3), np.array([1, 2, 3], dtype=np.float32)
     frame = pd.DataFrame({"image": images.tolist(), "age": ages})
@@ -211,9 +209,7 @@ def test_a_regression_answers_with_what_the_recipe_predicts(uri: str, arguments:
     assert torch.allclose(torch.tensor(answer["prediction"].to_numpy()), expected(arguments)[:, 0])
 
 
-def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
-    uri: str, arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_version_names_data_code_run_without_pickle(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     registered = run_register(uri, arguments)
     client = MlflowClient(uri)
     version = client.get_model_version_by_alias(arguments["name"], "candidate")
@@ -244,9 +240,7 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     assert f"torch=={torch.__version__.split('+')[0]}" in requirements
 
 
-def test_registering_again_with_the_same_key_gives_the_same_version_and_another_key_a_new_one(
-    uri: str, arguments: dict[str, Any]
-) -> None:
+def test_register_same_key_gives_same_version(uri: str, arguments: dict[str, Any]) -> None:
     name, file = arguments["name"], arguments["files"][0]
     digest = weights_digest(load_file(file))
     tagged = {**arguments, "tags": {WEIGHTS_TAG: digest}}
@@ -260,7 +254,7 @@ def test_registering_again_with_the_same_key_gives_the_same_version_and_another_
     assert {each.digest for each in found} == {digest} and {each.read() for each in found} == {file.read_bytes()}
 
 
-def test_a_version_that_no_training_can_begin_with_is_refused(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_start_from_unfit_version_is_refused(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     name = arguments["name"]
     client, experiment = connect(uri, "demo")
     client.create_registered_model(name)
@@ -286,7 +280,7 @@ class Killed(BaseException):
     "moment", ["log_model_artifacts", "finalize_logged_model", "create_model_version", "set_registered_model_alias"]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_between_any_two_steps_leads_to_one_version(
+def test_register_killed_anywhere_gives_one_version(
     uri: str, arguments: dict[str, Any], moment: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(MlflowClient, moment)
@@ -310,7 +304,7 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
     assert len(client.get_run(tracker.run_id).outputs.model_outputs) == 1
 
 
-def test_a_version_that_was_deleted_is_noticed(uri: str, arguments: dict[str, Any]) -> None:
+def test_registry_notices_deleted_version(uri: str, arguments: dict[str, Any]) -> None:
     registered = run_register(uri, arguments)
     known = (registered.name, registered.version, registered.run_id)
     assert version_exists(uri, *known)
@@ -319,7 +313,7 @@ def test_a_version_that_was_deleted_is_noticed(uri: str, arguments: dict[str, An
     assert not version_exists(uri, *known)
 
 
-def test_moved_or_copied_store_takes_its_models_along(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_moved_store_keeps_its_models(tmp_path: Path, arguments: dict[str, Any]) -> None:
     def uri_in(project: Path) -> str:
         return f"sqlite:///{project}/.penstock/mlflow/mlflow.db"
 
@@ -342,7 +336,7 @@ def test_moved_or_copied_store_takes_its_models_along(tmp_path: Path, arguments:
     assert not before.exists(), "nothing is written where it was"
 
 
-def test_another_store_with_artifacts_elsewhere_is_left_alone(tmp_path: Path) -> None:
+def test_store_with_artifacts_elsewhere_is_unchanged(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     client, _ = connect(uri, "demo")
     elsewhere = (tmp_path / "large" / "mlflow" / "artifacts").as_uri()
@@ -352,10 +346,10 @@ def test_another_store_with_artifacts_elsewhere_is_left_alone(tmp_path: Path) ->
     assert client.get_experiment_by_name("other").artifact_location == elsewhere
 
 
-def test_what_the_registry_refuses_is_reported_with_its_reason(uri: str, arguments: dict[str, Any]) -> None:
+def test_register_refusal_is_reported(uri: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ServiceError, match="cannot set alias 'v1'"):
         run_register(uri, {**arguments, "alias": "v1"})
 
 
-def test_a_large_example_is_cut_to_a_small_file() -> None:
+def test_large_example_is_cut() -> None:
     assert register.few_rows(pa.table({"image": [bytes(65536)] * 64, "age": [0.0] * 64})).num_rows == 15

@@ -27,14 +27,14 @@ def prepared(folder: Path, values: np.ndarray, step: dict[str, Any]) -> tuple[np
 
 
 @pytest.mark.parametrize("name", list(VALUES))
-def test_yeo_johnson_is_that_of_scikit_learn(name: str, tmp_path: Path) -> None:
+def test_power_yeo_johnson_equals_scikit_learn(name: str, tmp_path: Path) -> None:
     found, _ = prepared(tmp_path, VALUES[name], {"power": {"columns": ["x"]}})
     expected = PowerTransformer("yeo-johnson").fit_transform(VALUES[name][:, None])[:, 0]
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_box_cox_is_that_of_scikit_learn_and_refuses_what_it_cannot_take(tmp_path: Path) -> None:
+def test_power_box_cox_equals_scikit_learn(tmp_path: Path) -> None:
     step = {"power": {"columns": ["x"], "method": "box_cox"}}
     found, _ = prepared(tmp_path, SKEWED, step)
     expected = PowerTransformer("box-cox").fit_transform(SKEWED[:, None])[:, 0]
@@ -45,7 +45,7 @@ def test_box_cox_is_that_of_scikit_learn_and_refuses_what_it_cannot_take(tmp_pat
 
 @pytest.mark.parametrize("name", list(VALUES))
 @pytest.mark.parametrize("output", ["uniform", "normal"])
-def test_quantiles_are_those_of_scikit_learn(name: str, output: str, tmp_path: Path) -> None:
+def test_quantile_equals_scikit_learn(name: str, output: str, tmp_path: Path) -> None:
     found, source = prepared(tmp_path, VALUES[name], {"quantile": {"columns": ["x"], "quantiles": 200, "output": output}})
     theirs = QuantileTransformer(n_quantiles=200, output_distribution=output, subsample=None).fit(VALUES[name][:, None])
     np.testing.assert_allclose(found, theirs.transform(VALUES[name][:, None])[:, 0], atol=2e-5)
@@ -55,7 +55,7 @@ def test_quantiles_are_those_of_scikit_learn(name: str, output: str, tmp_path: P
     np.testing.assert_allclose(made, theirs.transform(beyond[:, None])[:, 0], atol=2e-5)
 
 
-def test_vectors_are_scaled_place_by_place(tmp_path: Path) -> None:
+def test_scaler_vectors_are_scaled_by_place(tmp_path: Path) -> None:
     vectors = RNG.normal([0, 100, -3], [1, 50, 0.1], (3000, 3))
     vectors[7, 1] = np.nan  # its row goes, and the place learns from the others
     column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), 3)
@@ -69,7 +69,7 @@ def test_vectors_are_scaled_place_by_place(tmp_path: Path) -> None:
     assert state.centers is not None and len(state.centers) == 3 and state.center is None
 
 
-def test_lists_of_unequal_length_have_no_scale_for_each_place(tmp_path: Path) -> None:
+def test_scaler_unequal_lists_are_refused(tmp_path: Path) -> None:
     source = Source.of(
         tmp_path, {"train/a.parquet": pa.table({"x": [[1.0], [1.0, 2.0]]})}, [{"standard_scaler": {"columns": ["x"]}}]
     )

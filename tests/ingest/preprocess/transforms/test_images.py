@@ -86,7 +86,7 @@ DEEP_COLORS = {
 
 
 @pytest.mark.parametrize("kind", DEEP_COLORS)
-def test_colours_of_16_bits_keep_their_low_bytes(kind: str) -> None:
+def test_16_bit_colours_keep_low_bytes(kind: str) -> None:
     colors = np.rint(DEEP[..., [0, 0, 0] if "grey" in kind else [0, 1, 2]] * (255 / 4095))
     assert np.array_equal(decoded([DEEP_COLORS[kind]], range=[0, 4095])[0], colors)
     with pytest.raises(DataError, match=r"mode RGBA?: its pixels have more than 8 bits a channel.*\n.*range: \[0, 65535\]"):
@@ -101,7 +101,7 @@ def test_colours_of_16_bits_keep_their_low_bytes(kind: str) -> None:
         (tiff_of_16_bits(DEEP[..., :3], planes=2), "colours of 16 bits of the kind R, in planes: write them as RGB"),
     ],
 )
-def test_deep_images_whose_values_pillow_changes_are_refused(content: bytes, message: str) -> None:
+def test_deep_images_changed_by_pillow_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         decoded([content], range=[0, 4095])
 
@@ -122,7 +122,7 @@ def test_an_image_of_another_format_is_refused(format: str) -> None:
     ("fit", "row"),
     [("resize", [0, 0, 255, 255]), ("crop", [0, 0, 255, 255]), ("pad", [0, 0, 255, 255])],
 )
-def test_images_come_to_a_size_as_fit_says(fit: str, row: list[int]) -> None:
+def test_image_fit_decides_size(fit: str, row: list[int]) -> None:
     # Four times as wide as high: cropped from the sides, padded above and below.
     image = decoded([encoded(halves(10, 40))], size=[4, 4], fit=fit, mode="L")[0, :, :, 0]
     assert image.shape == (4, 4)
@@ -138,7 +138,7 @@ def test_images_come_to_a_size_as_fit_says(fit: str, row: list[int]) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("size", [(20, 31), (45, 60), (90, 130), (200, 170)])
-def test_a_resized_image_is_pillows_or_one_off_whatever_the_processor_can(mode: str, size: tuple[int, int]) -> None:
+def test_resized_image_is_within_one_of_pillow(mode: str, size: tuple[int, int]) -> None:
     rng = np.random.default_rng(5)
     smooth = Image.fromarray(rng.integers(0, 256, (9, 13, 3), np.uint8)).resize((130, 90))
     expected = np.asarray(smooth.convert(mode).resize(size[::-1], Image.Resampling.BILINEAR)).reshape(*size, -1)
@@ -149,9 +149,7 @@ def test_a_resized_image_is_pillows_or_one_off_whatever_the_processor_can(mode: 
 
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_picture_of_a_camera_is_decoded_smaller_and_looks_the_same(
-    mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_camera_picture_is_decoded_smaller(mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(6)
     picture = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((800, 600), Image.Resampling.BICUBIC)
     exif = Image.Exif()
@@ -170,7 +168,7 @@ def test_a_picture_of_a_camera_is_decoded_smaller_and_looks_the_same(
     assert np.abs(found.astype(int) - expected).mean() < 1.5
 
 
-def test_the_options_of_data_say_the_fit_too() -> None:
+def test_image_fit_defaults_to_data_images() -> None:
     table = pa.table({"image": [{"bytes": encoded(halves(10, 40)), "path": None}]})
     made = (
         transform_table(table, images={"size": [4, 4], "fit": "pad", "mode": "L"})["image"].combine_chunks().to_numpy_ndarray()
@@ -178,7 +176,7 @@ def test_the_options_of_data_say_the_fit_too() -> None:
     assert (made[0, [0, 3]] == 0).all()
 
 
-def test_a_mask_keeps_its_classes_whatever_its_size() -> None:
+def test_mask_resized_keeps_classes() -> None:
     classes = np.arange(64, dtype=np.uint8).reshape(8, 8)
     palette = Image.fromarray(classes, "P")
     palette.putpalette([255 - n // 3 for n in range(768)])
@@ -196,7 +194,7 @@ def test_a_mask_keeps_its_classes_whatever_its_size() -> None:
         decoded([two], mode="mask", keep="encoded")
 
 
-def test_a_label_of_images_is_a_mask_and_images_may_keep_their_sizes(tmp_path: Path) -> None:
+def test_image_label_is_mask_beside_images_of_any_size(tmp_path: Path) -> None:
     shapes = [(4, 6), (5, 3), (2, 2)]
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 255, (*shape, 3), dtype=np.uint8) for shape in shapes]
@@ -221,7 +219,7 @@ def test_a_label_of_images_is_a_mask_and_images_may_keep_their_sizes(tmp_path: P
         assert np.array_equal(batch["mask"][row], masks[row])
 
 
-def test_a_stack_of_pages_is_no_picture_and_a_preview_is_none_either() -> None:
+def test_pages_and_previews_are_not_pictures() -> None:
     page, preview = Image.fromarray(halves(8, 8)), Image.fromarray(halves(2, 2))
     for second, refused in ((page, True), (preview, False)):
         held = io.BytesIO()
@@ -233,7 +231,7 @@ def test_a_stack_of_pages_is_no_picture_and_a_preview_is_none_either() -> None:
             assert np.array_equal(decoded([held.getvalue()])[0], halves(8, 8))
 
 
-def test_webp_tiff_and_gif_are_read_from_folders_and_eps_never_is(tmp_path: Path) -> None:
+def test_image_folders_take_webp_tiff_gif_not_eps(tmp_path: Path) -> None:
     pixels = halves(8, 8)
     names = {
         "a/1.webp": ("WEBP", {"lossless": True}),

@@ -89,14 +89,14 @@ def answer(site: Path, script: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_an_unknown_transform_is_answered_with_those_there_are() -> None:
+def test_unknown_transform_lists_known_ones() -> None:
     with pytest.raises(ValidationError, match=r"no transform 'clip_quantile'; there are standard_scaler, .*, map_batches"):
         TransformSpec.model_validate({"clip_quantile": {"columns": "*"}})
     with pytest.raises(ValidationError, match="did you mean 'label_encoder'"):
         TransformSpec.model_validate("label_encodr")
 
 
-def test_its_options_are_checked_at_their_line(site: Path, file: Path) -> None:
+def test_plugin_options_are_checked_at_their_line(site: Path, file: Path) -> None:
     file.write_text(PIPELINE.replace("share: 0.25", "share: 0.75").replace("[x]", "[x], shares: 1"))
     script = """
 from penstock.errors import SpecError
@@ -112,7 +112,7 @@ except SpecError as error:
     ]
 
 
-def test_the_schema_and_the_reference_hold_it_where_it_is_installed(site: Path) -> None:
+def test_plugin_is_in_schema_and_reference(site: Path) -> None:
     assert "clip_quantile" not in schema_json()
     script = """
 import runpy
@@ -129,7 +129,7 @@ print(json.dumps([json.loads(schema_json()), reference]))
     assert "## `preprocess.clip_quantile`, `preprocess.fails`\n\nNumeric columns whose extreme values are clipped." in reference
 
 
-def test_the_key_of_the_stage_names_its_version(site: Path, file: Path) -> None:
+def test_plugin_version_is_in_stage_key(site: Path, file: Path) -> None:
     script = """
 from penstock.flows.spec_file import load_spec
 from penstock.tasks.records.keys import stage_keys
@@ -142,7 +142,7 @@ print(json.dumps(stage_keys(loaded.project, lambda *_: None)["preprocess"].input
     assert inputs["preprocess.0"] == {"clip_quantile": {"columns": ["x"], "share": 0.25}}
 
 
-def test_a_step_is_written_alike_and_imports_nothing_where_other_packages_are_installed(site: Path) -> None:
+def test_plugin_installed_is_not_imported_unless_used(site: Path) -> None:
     script = """
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 step = TransformSpec.model_validate({"imputer": {"columns": ["a"]}})
@@ -153,7 +153,7 @@ print(json.dumps([step.model_dump(mode="json"), "acme_clip" in sys.modules]))
     assert answer(site, script) == [written, False]
 
 
-def test_what_its_code_raises_names_transform_package_and_rows(site: Path) -> None:
+def test_plugin_error_names_transform_package_and_rows(site: Path) -> None:
     script = """
 import pyarrow
 from penstock.errors import DataError

@@ -34,9 +34,7 @@ def source_of(folder: Path, steps: list[Any], train: pa.Table = TRAIN, test: pa.
         ({"one_hot": {"columns": ["c"], "unknown": "code", "max_categories": 1}}, [[0, 1], [0, 1]]),
     ],
 )
-def test_what_train_does_not_have_is_counted_and_has_the_code_that_the_file_says(
-    tmp_path: Path, step: dict[str, Any], expected: list[Any]
-) -> None:
+def test_unknown_category_is_counted_and_coded(tmp_path: Path, step: dict[str, Any], expected: list[Any]) -> None:
     source = source_of(tmp_path, [step])
     manifest = source.materialize()
     assert source.column(manifest, "c", "test").tolist() == expected
@@ -44,14 +42,14 @@ def test_what_train_does_not_have_is_counted_and_has_the_code_that_the_file_says
     assert manifest.extra["unseen_categories"] == {"c": 3 if rare else 1}
 
 
-def test_an_unknown_category_may_be_null_and_filled_afterwards(tmp_path: Path) -> None:
+def test_unknown_category_may_be_null_then_filled(tmp_path: Path) -> None:
     fill = {"imputer": {"columns": ["c"], "strategy": "constant", "fill_value": -1}}
     source = source_of(tmp_path, [{"ordinal": {"columns": ["c"], "unknown": "ignore"}}, fill])
     assert source.column(source.materialize(), "c", "test").tolist() == [1, -1]
 
 
 @pytest.mark.parametrize("step", [{"one_hot": {"columns": ["c"], "unknown": "error"}}, {"ordinal": {"columns": ["c"]}}])
-def test_an_unknown_category_may_be_an_error(tmp_path: Path, step: dict[str, Any]) -> None:
+def test_unknown_category_may_be_an_error(tmp_path: Path, step: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"a value in c that the train split does not have; first: .*test/a.parquet, row 1"):
         source_of(tmp_path, [step]).materialize()
 
@@ -64,7 +62,7 @@ def test_one_hot_error_with_max_categories_is_refused() -> None:
 TAGS = pa.table({"t": pa.array([["x", "y"], [], ["y", "y"]], pa.list_(pa.string()))})
 
 
-def test_lists_of_words_become_one_vector(tmp_path: Path) -> None:
+def test_multi_hot_makes_one_vector(tmp_path: Path) -> None:
     test = pa.table({"t": pa.array([["x", "z"], ["y"]], pa.list_(pa.string()))})
     source = source_of(tmp_path, [{"multi_hot": {"columns": ["t"]}}], TAGS, test)
     manifest = source.materialize()
@@ -77,14 +75,14 @@ def test_lists_of_words_become_one_vector(tmp_path: Path) -> None:
     assert strict.column(manifest, "t", "test").tolist() == [[0, 1]]
 
 
-def test_lists_with_nulls_are_rows_that_cannot_be_used(tmp_path: Path) -> None:
+def test_multi_hot_rejects_nulls(tmp_path: Path) -> None:
     train = pa.table({"t": pa.array([["x"], None, ["x", None]], pa.list_(pa.string()))})
     source = Source.of(tmp_path, {"train/a.parquet": train}, [{"multi_hot": {"columns": ["t"]}}], invalid="drop")
     manifest = source.materialize()
     assert manifest.rows["train"] == 1 and manifest.extra["dropped"] == {"null: t": 2}
 
 
-def test_hashes_are_buckets_that_never_change() -> None:
+def test_hashing_buckets_are_stable() -> None:
     table = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 1], "t": pa.array([["a", "a"], [], ["b"]], pa.list_(pa.string()))})
     made = transform_table(table, [{"hashing": {"columns": ["c", "i", "t"], "buckets": 16}}])
     buckets = made.column("c").to_pylist()
@@ -97,7 +95,7 @@ def test_hashes_are_buckets_that_never_change() -> None:
     assert other.column("c").to_pylist() != buckets
 
 
-def test_buckets_are_filled_evenly() -> None:
+def test_hashing_fills_buckets_evenly() -> None:
     names = [f"user {n}" for n in range(20_000)]
     made = transform_table(pa.table({"c": names}), [{"hashing": {"columns": "*", "buckets": 20}}])
     counts = np.bincount(made.column("c").to_numpy(), minlength=20)
@@ -115,7 +113,7 @@ def test_buckets_are_filled_evenly() -> None:
         ({"whitespace": False, "normalize": None}, " a  b ", " a  b "),
     ],
 )
-def test_text_comes_to_one_spelling(options: dict[str, Any], text: str, clean: str) -> None:
+def test_clean_text_gives_one_spelling(options: dict[str, Any], text: str, clean: str) -> None:
     steps = [{"clean_text": {"columns": ["c"], **options}}, {"hashing": {"columns": ["c"], "buckets": 1 << 20}}]
     table = pa.table({"c": [text, clean]})
     first, second = transform_table(table, steps).column("c").to_pylist()
@@ -123,7 +121,7 @@ def test_text_comes_to_one_spelling(options: dict[str, Any], text: str, clean: s
     assert first == second == expected
 
 
-def test_text_that_is_empty_may_be_null() -> None:
+def test_clean_text_empty_may_be_null() -> None:
     steps = [{"clean_text": {"columns": ["c"], "remove": "[?]", "empty_is_null": True}}]
     fill = {"imputer": {"columns": ["c"], "strategy": "constant", "fill_value": "none"}}
     hashed = {"hashing": {"columns": ["c"], "buckets": 1 << 20}}
@@ -133,7 +131,7 @@ def test_text_that_is_empty_may_be_null() -> None:
         TransformSpec.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
 
 
-def test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts(tmp_path: Path) -> None:
+def test_recipe_page_tokenizer_makes_token_lists(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("### Text as tokens\n")[1]
     code, steps = page.split("```python\n")[1].split("```")[0], page.split("```yaml\n")[1].split("```")[0]
