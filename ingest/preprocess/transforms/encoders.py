@@ -83,7 +83,11 @@ class LabelEncoderOptions(Section):
 
 
 def find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
-    """Return the index of each value among the learnt categories, null for one that is not among them."""
+    """Return the index of each value among the learnt categories, null for one that is not among them.
+
+    Raises:
+        DataError: the values have another type than those that were learnt.
+    """
     try:
         keys = pa.array(state.categories or ()).cast(values.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
