@@ -102,6 +102,7 @@ class Project:
             lambda: self.recipe,
             lambda: self.transforms,
             lambda: self.callbacks,
+            lambda: self.data_config,
             *more,
         ]
         problems: list[PenstockError] = []
@@ -208,6 +209,12 @@ class Project:
         return codes
 
     @cached_property
+    def data_config(self) -> UserCode | None:
+        """The code that `train.datasets` names, if any. Raises SpecError if it cannot be found."""
+        named = self.spec.train.datasets
+        return self._capture(named) if isinstance(named, str) else None
+
+    @cached_property
     def start_from(self) -> StartWeights | None:
         """Find the weights of `train.start_from`. Raises SpecError if missing, ServiceError if the registry does not answer."""
         name = self.spec.train.start_from
@@ -235,5 +242,5 @@ class Project:
     @property
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
-        theirs = (each.code for each in self.callbacks if each.code is not None)
-        return (self.recipe, *self.transforms.values(), *theirs)
+        theirs = (self.data_config, *(each.code for each in self.callbacks))
+        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))

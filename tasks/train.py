@@ -61,6 +61,7 @@ def make_job(ctx: RunContext) -> TrainJob:
         },
         open_feeds=feed_opener(ctx),
         callbacks=ctx.project.callbacks,
+        data_config=ctx.project.data_config,
     )
 
 

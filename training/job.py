@@ -62,6 +62,7 @@ class TrainJob:
         record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
         callbacks: of `train.callbacks`.
+        data_config: the code that `train.datasets` names.
     """
 
     run_storage: Storage
@@ -77,6 +78,7 @@ class TrainJob:
     record_rows: bool = False
     open_feeds: FeedOpener | None = None
     callbacks: tuple[CallbackCode, ...] = ()
+    data_config: UserCode | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,6 +87,8 @@ class TrainJob:
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
         theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
+        if self.data_config is not None:
+            theirs[f"code of {self.data_config.target}"] = {**self.data_config.reached, **self.data_config.versions}
         return {**settings, **theirs, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
 
     @property

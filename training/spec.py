@@ -85,9 +85,9 @@ class TrainSpec(Section):
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
     `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
     The content is part of the key."""
-    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] = Field(default_factory=dict)
+    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
-    (`whole`)."""
+    (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
     """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
     `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
@@ -110,8 +110,6 @@ class TrainSpec(Section):
                 "Horovod is gone from Ray; a recipe's gradients are averaged by torch's DistributedDataParallel (DDP): "
                 "take `framework` out"
             )
-        if isinstance(given, dict) and isinstance(given.get("datasets"), str):
-            raise ValueError("`datasets` is a mapping, such as {validation: whole}; a ray.train.DataConfig is not read")
         if not isinstance(given, dict) or given.get("loop") is None:
             return given
         if given.get("recipe") not in (None, given["loop"]):

@@ -332,6 +332,10 @@ def check_recipe(project: Project) -> None:
         SpecError: naming the target and the problem.
     """
     project.framework.check(project.recipe, project.spec.train)
+    if project.data_config is not None:
+        from penstock.training.session.session import whole_datasets  # loads Ray
+
+        whole_datasets(project.data_config)
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
         framework = project.spec.train.framework
         raise SpecError(

@@ -187,6 +187,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
             **({"start_from": project.start_from.digest} if project.start_from is not None else {}),
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
+            **({f"code.{config.target}": config.reached} if (config := project.data_config) is not None else {}),
             **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
             **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},
             **{f"version.{n}": v for n, v in framework_versions(project).items()},

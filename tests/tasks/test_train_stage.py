@@ -45,7 +45,9 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
     if stopped:
         stop.set()
     return SimpleNamespace(
-        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=start),
+        project=SimpleNamespace(
+            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=start, data_config=None
+        ),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,

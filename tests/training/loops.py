@@ -48,6 +48,8 @@ def train_func(config):
         optimizer.load_state_dict(state["optimizer"])
         first_epoch = state["epoch"]
     shard = ray.train.get_dataset_shard("train")
+    if config.get("keeps"):
+        shard = shard.materialize()
     rank = ray.train.get_context().get_world_rank()
     if config.get("looks"):
         shape = next(iter(shard.iter_torch_batches(batch_size=2)))["image"].shape
@@ -263,3 +265,14 @@ def vision_transformer(config):
             ray.train.report({"loss": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
         if step == config.get("dies_after"):
             raise RuntimeError("killed in the middle of an epoch")
+
+
+data_config = ray.train.DataConfig(datasets_to_split=["train"], enable_shard_locality=False)
+
+
+class OwnShards(ray.train.DataConfig):
+    def __init__(self):
+        super().__init__(["train", "extra"], execution_options=self.default_ingest_options())
+
+    def configure(self, datasets, **rest):
+        return [datasets]

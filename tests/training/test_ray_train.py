@@ -128,6 +128,7 @@ def test_loop_killed_in_mid_epoch_continues_to_same_bits(tmp_path: Path) -> None
         ({"every": 5, "drop_last": True}, {"dies_before_validation_of": 1}, 15),
         ({"every": 5, "drop_last": True}, {"dies_after": 13}, 11),  # from the end of an epoch whose last rows are left out
         ({"every": 4, "once": True}, {"dies_after": 15}, 12),  # of a loader made once, in the second epoch
+        ({"every": 4, "keeps": True}, {"dies_after": 15}, 12),  # of rows that it keeps in memory, in the second epoch
         ({"every": 4, "looks": True}, {"dies_after": 10}, 8),  # and it looks at a batch before its first epoch
         ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
     ],
@@ -276,7 +277,6 @@ def test_loop_over_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None
     [
         ({"asks": "to_tf", "arguments": {"feature_columns": "image", "label_columns": "label"}}, "to_tf() needs tensorflow"),
         ({"asks": "iter_epochs"}, "has no iter_epochs"),
-        ({"asks": "materialize"}, "has no materialize"),
         ({"asks": "iter_batches", "arguments": {"local_shuffle_buffer_size": 9}}, "local_shuffle_buffer_size=9"),
     ],
 )
@@ -331,7 +331,7 @@ def test_iterable_starts_next_epoch_at_each_iter(tmp_path: Path) -> None:
     assert torch.equal(torch.as_tensor(next(iter(arrays))["image"]), wanted[1][0]), "the pass before was left early"
 
     whole = loop_job(tmp_path, datasets={"train": "whole"})
-    every, rows = session_of(whole, 0).shard("train"), session_of(whole, 0).shard("train").iter_rows()
+    every, rows = session_of(whole, 0).shard("train"), session_of(whole, 0).shard("train").iterator().iter_rows()
     for _ in range(2):
         epoch_images = torch.cat([batch["image"] for batch in every.iter_torch_batches(batch_size=50)])
         assert torch.equal(torch.stack([torch.as_tensor(row["image"]) for row in rows]), epoch_images)
@@ -380,18 +380,47 @@ def test_batches_use_named_device_and_collate_function(tmp_path: Path) -> None:
     assert batch["image"].device.type == "meta"
 
 
-def test_whole_dataset_is_not_split_over_ranks(tmp_path: Path) -> None:
-    def rows(datasets: Any, name: str) -> int:
-        shard = session_of(loop_job(tmp_path, datasets=datasets), 0).shard(name)
-        return sum(len(batch["label"]) for batch in shard.iter_batches(batch_size=16))
+def test_materialized_rows_equal_first_epoch_in_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for rank in (0, 1):
+        shard = session_of(loop_job(tmp_path), rank).shard("train")
+        kept = shard.materialize()
+        assert (kept.count(), kept.schema(), kept.stats()) == (shard.count(), shard.schema(), shard.stats())
+        epochs = [[batch["image"] for batch in kept.iter_torch_batches(batch_size=60)] for _ in range(2)]
+        assert [len(batch) for batch in epochs[0]] == [60, 60, 46 + rank] and all(map(torch.equal, *epochs))
+        epochs[0][0].zero_()  # a loop may change what it gets
+        assert torch.equal(next(iter(kept.iter_torch_batches(batch_size=60)))["image"], epochs[1][0])
+        seen += [row.numpy().tobytes() for batch in epochs[1] for row in batch]
+    whole = session_of(loop_job(tmp_path, datasets={"train": "whole"}), 0).shard("train")
+    assert sorted(seen) == sorted(row["image"].tobytes() for row in whole.iter_rows())
+    monkeypatch.setattr("penstock.training.session.kept_rows.free_memory", lambda: 80_000)
+    with pytest.raises(SpecError, match=r"'train': materialize\(\) would keep 167 rows of 264 bytes, 0\.0 GB"):
+        shard.materialize()
 
-    whole = {"validation": "whole"}
-    assert rows(whole, "validation") == ROWS["validation"] and rows(whole, "train") <= ROWS["train"] // 2 + 1
+
+def test_data_config_sets_split_datasets_refuses_unsupported(tmp_path: Path) -> None:
+    def rows(datasets: Any, name: str) -> int:
+        job = loop_job(tmp_path, datasets=datasets)
+        if isinstance(datasets, str):
+            job = replace(job, data_config=capture(datasets, Path(__file__).parent))
+        return sum(len(batch["label"]) for batch in session_of(job, 0).shard(name).iter_batches(batch_size=16))
+
+    for datasets in ("loops.py:data_config", {"validation": "whole"}):
+        assert rows(datasets, "validation") == ROWS["validation"] and rows(datasets, "train") <= ROWS["train"] // 2 + 1
     assert rows({}, "validation") <= ROWS["validation"] // 2 + 1
+    with pytest.raises(SpecError) as refused:
+        rows("loops.py:OwnShards", "train")
+    problems = refused.value.problems
+    assert (
+        len(problems) == 3
+        and "own configure()" in problems[0]
+        and "execution_options" in problems[1]
+        and "'extra'" in problems[2]
+    )
+    with pytest.raises(SpecError, match=r"is a Block, not a ray\.train\.DataConfig|failed: TypeError"):
+        rows("loops.py:Block", "train")
     with pytest.raises(ValueError, match="`datasets` is for `loop`"):
         TrainSpec(recipe="a.py:Net", datasets={"validation": "whole"})
-    with pytest.raises(ValueError, match=r"a ray\.train\.DataConfig is not read"):
-        TrainSpec(loop="loop.py:train_func", datasets="loop.py:data_config")
 
 
 @pytest.mark.usefixtures("without_ray")

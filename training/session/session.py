@@ -24,6 +24,7 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
+from penstock.messages import describe_error
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
@@ -38,8 +39,9 @@ from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.session.shard import Shard
 from penstock.training.state import TrainState
+from penstock.usercode.capture import UserCode
 
-__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch", "whole_datasets"]
 
 GENERATORS = "generators.safetensors"
 """Holds `ranks`, each rank's random generators, uint8[ranks, n], and `batches`, the number that the loop has taken."""
@@ -79,8 +81,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         knows_epochs: bool = False,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
-        self._whole = {name for name, share in job.spec.datasets.items() if share == "whole"}
-        """Datasets that are not split over the ranks."""
+        self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self._knows_epochs = knows_epochs
         self._nondeterministic: dict[str, None] = {}
@@ -351,3 +352,51 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)
+
+
+def _whole(job: TrainJob) -> Collection[str]:
+    """Return the datasets that are not split over the ranks."""
+    if job.data_config is not None:
+        return whole_datasets(job.data_config)
+    assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
+    return [name for name, how in job.spec.datasets.items() if how == "whole"]
+
+
+def whole_datasets(code: UserCode) -> frozenset[Split]:
+    """Return the datasets that every worker gets whole.
+
+    Args:
+        code: of a DataConfig, or of a class or function that makes one without arguments. `enable_shard_locality` has no
+            effect: it changes no share.
+
+    Raises:
+        SpecError: it is not a DataConfig, or penstock's feed does not support one of its settings; all are listed.
+    """
+    config = code.load()
+    if not isinstance(config, ray.train.DataConfig) and callable(config):
+        try:
+            config = config()
+        except Exception as error:  # the user's code
+            raise SpecError(f"train.datasets: {code.target}() failed: {describe_error(error)}") from error
+    if not isinstance(config, ray.train.DataConfig):
+        raise SpecError(
+            f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
+            next_step="or write which are whole: train.datasets: {validation: whole}",
+        )
+    cut = list(SPLITS) if config._datasets_to_split == "all" else config._datasets_to_split
+    problems = [
+        f"its own {name}() works on Ray Data's datasets, and these rows come from penstock's feed"
+        for name in ("configure", "default_ingest_options")
+        if getattr(type(config), name) is not getattr(ray.train.DataConfig, name)
+    ]
+    if config._user_execution_options is not None:
+        problems.append("execution_options are Ray Data's, which prepares nothing here")
+    problems += [f"datasets_to_split names {name!r}; there are {', '.join(SPLITS)}" for name in cut if name not in SPLITS]
+    if problems:
+        raise SpecError(
+            f"train.datasets: {code.target} has settings that a pipeline does not support",
+            problems=problems,
+            next_step="keep DataConfig(datasets_to_split=[...]); what changes rows belongs under preprocess, their order "
+            "under shuffle",
+        )
+    return frozenset(split for split in SPLITS if split not in cut)

@@ -18,21 +18,18 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
+from penstock.training.session.kept_rows import OpenFeed, kept_rows
 
 __all__ = ["Shard"]
-
-OpenFeed = Callable[[int, torch.device], Feed]
-"""(rows of a global batch, device) -> this rank's batches."""
 
 _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
 _NOT_THERE = {
-    "materialize": "iterate over the shard itself: its rows are prepared and prefetched already",
     "iter_epochs": "walk iter_torch_batches() or iter_batches() once in each epoch",
     "to_torch": "take iter_torch_batches()",
 }
@@ -135,6 +132,10 @@ class Shard:
         """Return rows as dicts. Each `iter()` of the returned object starts another epoch, as with Ray."""
         return _Epochs(lambda: (row for batch in self._batches(256, False) for row in _rows(batch)), lambda row: row)
 
+    def iterator(self) -> Shard:
+        """Return the shard itself, as materialized datasets of Ray do."""
+        return self
+
     def to_tf(
         self,
         feature_columns: str | list[str],
@@ -159,6 +160,27 @@ class Shard:
         chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
         return _tf_dataset(
             self._name, self._schema, chosen, lambda: iter(self.iter_batches(batch_size=batch_size, drop_last=drop_last))
+        )
+
+    def materialize(self) -> Shard:
+        """Return a shard whose epochs all have this rank's rows of the first one, in the same order, from memory.
+
+        Its epochs count as those of the training, so a loop continues in the middle of one.
+
+        Raises:
+            SpecError: the rows take more than half of the free memory, or a column packs rows of several lengths.
+        """
+        return Shard(
+            self._name,
+            self._schema,
+            self._rows,
+            self._shares,
+            kept_rows(self._name, self._schema, self._rows, self._shares, self._open_feed),
+            self._device,
+            self._passed,
+            self._done,
+            self._ended,
+            self._next,
         )
 
     def schema(self) -> pa.Schema:

@@ -78,6 +78,18 @@ def test_helper_in_other_file_changes_key_and_is_named(tmp_path: Path) -> None:
     assert named == ["code.transforms.py:scale: changed helpers.py"]
 
 
+def test_data_config_code_is_in_the_train_key(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    file.write_text(PIPELINE.replace("recipe: model.py:Net, batch_rows: 8", "loop: loop.py:loop, datasets: loop.py:shares"))
+    code = "import ray.train\n\n\ndef loop(config): ...\n\n\ndef shares():\n    return ray.train.DataConfig(['train'])\n"
+    (tmp_path / "loop.py").write_text(code)
+    before = keys_of(file)
+    (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
+    after = keys_of(file)
+    assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
+    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
+
+
 def test_registered_start_counts_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, database = make(tmp_path), f"sqlite:///{tmp_path}/secret-of-the-store.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
