@@ -52,7 +52,7 @@ def database_of(tracking_uri: str) -> Path | None:
 
 def artifacts_beside(database: Path) -> Path:
     """The folder of the artifacts of penstock's own store."""
-    return database.parent / "artifacts"
+    return database.parent.absolute() / "artifacts"
 
 
 def relocate_artifacts(database: Path) -> None:

@@ -91,20 +91,23 @@ def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             ui, "_start_mlflow", lambda *_: subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         )
         monkeypatch.setattr(ui, "_stop", lambda server: server.communicate(b"\n"))
-        page = ui._mlflow_page("sqlite:///none.db", tmp_path, server.server_port, told, None)
         pool.submit(server.serve_forever)
-        waits = [pool.submit(prefect), pool.submit(page.__enter__)]
-        waits.append(pool.submit(patiently, "register the model", lambda: told.wait(120)))
-        said, deadline = "", time.monotonic() + 120
-        while not all(f"  waiting for {what}\n" in said for what in WAITS) and time.monotonic() < deadline:
-            said += capsys.readouterr().err
-            time.sleep(0.05)  # the lines come when they come
-        told.set()
-        for wait in waits:
-            wait.result()
-        page.__exit__(None, None, None)
-        server.shutdown()
-    assert sorted(said.splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
+        printed, deadline = "", time.monotonic() + 120
+        try:
+            page = ui._mlflow_page("sqlite:///none.db", tmp_path, server.server_port, told, None)
+            waits = [pool.submit(prefect), pool.submit(page.__enter__)]
+            waits.append(pool.submit(patiently, "register the model", lambda: told.wait(120)))
+            while not all(f"  waiting for {what}\n" in printed for what in WAITS) and time.monotonic() < deadline:
+                printed += capsys.readouterr().err
+                time.sleep(0.05)  # the lines come when they come
+            told.set()
+            for wait in waits:
+                wait.result()
+            page.__exit__(None, None, None)
+        finally:  # the executor waits for its threads, one of which serves until then
+            told.set()
+            server.shutdown()
+    assert sorted(printed.splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
 
 
 def test_missing_mlflow_server_is_named_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
