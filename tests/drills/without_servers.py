@@ -66,6 +66,15 @@ def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "SETTLE_S", 0.0)  # for racers of other machines
 
 
+class _NoRay:
+    """In place of `RayOnDemand`: everything runs in this process."""
+
+    reporter = PlainReporter()
+
+    def __call__(self) -> bool:
+        return True
+
+
 def run_here(
     file: Path,
     overrides: Sequence[str] = (),
@@ -89,7 +98,7 @@ def run_here(
             with choosing_a_run(project.storage, project.spec.name, stopping.give_up):
                 held.close()
                 ctx = opening.open_attempt(
-                    request, PlainReporter(), stopping, lambda: True, held, before  # type: ignore[arg-type]
+                    request, PlainReporter(), stopping, _NoRay(), held, before  # type: ignore[arg-type]
                 )  # fmt: skip
             before = ctx.before
             try:
