@@ -20,7 +20,7 @@ from penstock.ingest.formats.registry import FORMATS
 from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
 from penstock.training.callbacks.registry import CALLBACKS
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import REGISTRIES
 from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
 from tests.test_imports_point_one_way import MODULES, PLUGINS, plugin_of
