@@ -197,7 +197,7 @@ def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankRe
     def unsettled(self: Any, module: nn.Module) -> None:
         self._module = nn.parallel.DistributedDataParallel(module)
 
-    MeanGradients._settle = unsettled  # type: ignore[method-assign]
+    MeanGradients._wrap = unsettled  # type: ignore[method-assign]
     return train_all(group, jobs)
 
 
@@ -223,7 +223,7 @@ def test_parameters_unused_on_some_ranks_or_steps_train(tmp_path: Path, recipe: 
 
 def layouts_that_ddp_sums(group: Group, job: TrainJob) -> set[bool]:
     seen: set[bool] = set()
-    settle = MeanGradients._settle
+    settle = MeanGradients._wrap
 
     def watched(self: Any, module: nn.Module) -> None:
         settle(self, module)
@@ -234,7 +234,7 @@ def layouts_that_ddp_sums(group: Group, job: TrainJob) -> set[bool]:
 
         self._module.register_comm_hook(None, noted)
 
-    MeanGradients._settle = watched  # type: ignore[method-assign]
+    MeanGradients._wrap = watched  # type: ignore[method-assign]
     run_rank(job, group, ListClient())
     return seen
 
