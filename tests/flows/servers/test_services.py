@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -69,8 +70,9 @@ def test_prefect_page_address_is_refused_with_api_address(
 WAITS = {"the Prefect server", "MLflow's page", "MLflow, to register the model"}
 
 
-def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = threading.Event()
+def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, printed = threading.Event(), io.StringIO()  # capsys loses lines that other threads print while it is read
+    monkeypatch.setattr(sys, "stderr", printed)
 
     class Slow(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -92,13 +94,12 @@ def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         )
         monkeypatch.setattr(ui, "_stop", lambda server: server.communicate(b"\n"))
         pool.submit(server.serve_forever)
-        printed, deadline = "", time.monotonic() + 120
+        deadline = time.monotonic() + 120
         try:
             page = ui._mlflow_page("sqlite:///none.db", tmp_path, server.server_port, told, None)
             waits = [pool.submit(prefect), pool.submit(page.__enter__)]
             waits.append(pool.submit(patiently, "register the model", lambda: told.wait(120)))
-            while not all(f"  waiting for {what}\n" in printed for what in WAITS) and time.monotonic() < deadline:
-                printed += capsys.readouterr().err
+            while not all(f"  waiting for {what}\n" in printed.getvalue() for what in WAITS) and time.monotonic() < deadline:
                 time.sleep(0.05)  # the lines come when they come
             told.set()
             for wait in waits:
@@ -107,7 +108,7 @@ def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         finally:  # the executor waits for its threads, one of which serves until then
             told.set()
             server.shutdown()
-    assert sorted(printed.splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
+    assert sorted(printed.getvalue().splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
 
 
 def test_missing_mlflow_server_is_named_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
