@@ -206,6 +206,7 @@ def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult
 
 @pytest.mark.drill
 def test_lone_worker_task_restarts_after_death_or_machine_failure(tmp_path: Path) -> None:
+    connect()  # Ray Train's actors of the tests before may still be ending beside the worker
     done = tmp_path / "done"
     done.touch()
     alone = {**slow_until(done), "workers": 1, "max_steps": 7}
