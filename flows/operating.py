@@ -1,4 +1,4 @@
-"""The verbs of the command that operate a project: roll back, clean, deploy, diagnose."""
+"""The verbs of the command that operate a project: roll back, clean, deploy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.flows.answer import OUT, answer, print_line
 from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
 from penstock.plugins import needed
 
-__all__ = ["clean", "deploy", "doctor", "rollback"]
+__all__ = ["clean", "deploy", "rollback"]
 
 
 def rollback(
@@ -105,20 +105,3 @@ def deploy(
         return result
 
     answer(work, as_json)
-
-
-def doctor(
-    storage: Annotated[str | None, typer.Option(help="Also check this storage, such as s3://bucket/prefix.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Check versions, servers, ports, credentials and disks; exit code 3 on trouble."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.doctor import diagnose, show_findings
-
-        findings = diagnose(storage)
-        show_findings(findings, OUT)
-        healthy = all(finding.status != "fail" for finding in findings)
-        return {"status": "done" if healthy else "trouble", "findings": [finding.model_dump() for finding in findings]}
-
-    answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)

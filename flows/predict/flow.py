@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -152,7 +151,7 @@ def _check_output(output: Output) -> None:
         reason = error.message if isinstance(error, PenstockError) else getattr(error, "strerror", None) or error
         raise PreflightError(
             f"--output {output.storage.root} cannot be {failure.verb}: {reason}",
-            next_step=f"correct --output, or: penstock doctor --storage {shlex.quote(output.storage.root)}",
+            next_step="correct --output, or the credentials and AWS_ENDPOINT_URL, and run the same command",
         ) from error
     output.refuse_others()
 

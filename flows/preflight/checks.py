@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -105,7 +104,7 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
         correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
     return PreflightError(
         f"storage {storage.root} cannot be {verb}: {getattr(error, 'strerror', None) or reason}",
-        next_step=f"{correct}, then: penstock doctor --storage {shlex.quote(storage.root)}",
+        next_step=f"{correct}, and run the same command",
     )
 
 

@@ -29,7 +29,7 @@ from penstock.stores import is_local
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["TIMEOUT_S", "NodeNeeds", "NodeProblem", "check_node", "check_nodes", "installed_versions", "refuse_unfit_nodes"]
+__all__ = ["NodeNeeds", "NodeProblem", "check_node", "check_nodes", "installed_versions", "refuse_unfit_nodes"]
 
 TIMEOUT_S = 45.0
 """For all nodes together. A first process that starts from a slow disk takes 20 s; Ray calls a silent node dead after 65."""
@@ -65,7 +65,7 @@ class NodeProblem(NamedTuple):
 class NodeNeeds:
     """What a node is checked for."""
 
-    storage: Storage | None
+    storage: Storage
     token: str
     content: bytes
     """Of the file that the driver has written to the folder `token` of the storage."""
@@ -98,7 +98,7 @@ def refuse_unfit_nodes(
         )
 
 
-def check_nodes(storage: Storage | None, versions: Mapping[str, str], files: Sequence[SourceFile] = ()) -> list[NodeProblem]:
+def check_nodes(storage: Storage, versions: Mapping[str, str], files: Sequence[SourceFile] = ()) -> list[NodeProblem]:
     """Check all nodes that can run tasks, at once. Takes `TIMEOUT_S` at most."""
     # Ray takes a second to import, and commands that need no cluster do without.
     import ray
@@ -114,16 +114,14 @@ def check_nodes(storage: Storage | None, versions: Mapping[str, str], files: Seq
         return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(needs)
 
     try:
-        if storage is not None:
-            storage.write_bytes(f"{token}/token", needs.content)
+        storage.write_bytes(f"{token}/token", needs.content)
         tasks = {start(node_id): node_id for node_id in _working_nodes()}
         if tasks:
             ray.wait(list(tasks), num_returns=len(tasks), timeout=TIMEOUT_S)
         found = {node_id: _answer(reference) for reference, node_id in tasks.items()}
     finally:
-        if storage is not None:
-            with contextlib.suppress(OSError, ServiceError):  # the nodes have answered: a few bytes that stay end no run
-                storage.delete(token)
+        with contextlib.suppress(OSError, ServiceError):  # the nodes have answered: a few bytes that stay end no run
+            storage.delete(token)
     nodes_by_problem: dict[tuple[str, str], list[str]] = {}
     for node_id, name in _working_nodes().items():  # one that has left meanwhile is not needed
         for problem in found.get(node_id, ()):
@@ -163,8 +161,7 @@ def check_node(needs: NodeNeeds) -> list[tuple[str, str]]:
         there = _installed(name)
         if _without_build(there) != _without_build(here):
             found.append((f"has {name} {there}; here it is {here}", _SAME_VERSIONS))
-    if needs.storage is not None:
-        found += _check_storage(needs.storage, needs) or _check_disk(needs.storage)
+    found += _check_storage(needs.storage, needs) or _check_disk(needs.storage)
     for uri, size_bytes in needs.files:
         found += _check_file(uri, size_bytes)
     return found

@@ -1,16 +1,15 @@
-"""Do the servers, clusters and storages that settings name answer? Used before a run, and by the doctor."""
+"""Do the servers, clusters and storages that settings name answer? Asked before a run."""
 
 from __future__ import annotations
 
-import base64
 import os
 import socket
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import httpx
 
 from penstock.errors import Interrupted
 from penstock.storage import Storage
@@ -20,10 +19,7 @@ __all__ = [
     "HttpAnswer",
     "StorageFailure",
     "Trouble",
-    "basic_login",
-    "connection_refusal",
     "http_get",
-    "login_trouble",
     "mlflow_trouble",
     "prefect_trouble",
     "ray_address",
@@ -47,26 +43,20 @@ class HttpAnswer(NamedTuple):
 
     Attributes:
         status: None if there was no answer.
-        text: the beginning of the body; the reason of a failure.
+        text: the status in words; the reason of a failure.
     """
 
     status: int | None
     text: str
 
 
-def http_get(url: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
-    """Send a GET, with the login inside the URL, which urllib itself does not send."""
-    parts, headers = urlsplit(url), dict(headers or {})
-    if parts.username:
-        headers |= basic_login(f"{parts.username}:{parts.password or ''}")
-        url = url.replace(f"{parts.netloc.rpartition('@')[0]}@", "", 1)
+def http_get(url: str) -> HttpAnswer:
+    """Send a GET, with the login inside the URL."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as reply:
-            return HttpAnswer(reply.status, reply.read(4096).decode(errors="replace"))
-    except urllib.error.HTTPError as error:
-        return HttpAnswer(error.code, str(error.reason))
-    except (OSError, ValueError) as error:
-        return HttpAnswer(None, str(getattr(error, "reason", error)))
+        reply = httpx.get(url, timeout=TIMEOUT_S, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return HttpAnswer(None, str(error) or type(error).__name__)
+    return HttpAnswer(reply.status_code, reply.reason_phrase)
 
 
 class Trouble(NamedTuple):
@@ -92,14 +82,6 @@ def mlflow_trouble(uri: str) -> Trouble | None:
     return _trouble(http_get(f"{uri.rstrip('/')}/health"), fix)
 
 
-def login_trouble(url: str, login: Mapping[str, str], fix: str) -> Trouble | None:
-    """Probe a page that needs the login."""
-    answer = http_get(url, login)
-    if answer.status in (401, 403):
-        return Trouble(f"refuses the login ({answer.status})", fix)
-    return _trouble(answer, fix)
-
-
 def _trouble(answer: HttpAnswer, fix: str) -> Trouble | None:
     """Judge an answer; a server that refuses the login works."""
     if answer.status is None:
@@ -107,24 +89,6 @@ def _trouble(answer: HttpAnswer, fix: str) -> Trouble | None:
     if answer.status < 400 or answer.status in (401, 403):
         return None
     return Trouble(f"answers with {answer.status} {answer.text}", fix)
-
-
-def basic_login(user_and_password: str) -> dict[str, str]:
-    """Make the header for `user:password`."""
-    return {"Authorization": "Basic " + base64.b64encode(user_and_password.encode()).decode()}
-
-
-def connection_refusal(address: str, default_port: int | None = None) -> str | None:
-    """Return why no connection to `address` (host:port or a URL) opens; None if one does."""
-    try:
-        parts = urlsplit(address if "://" in address else f"//{address}")
-        port = parts.port or default_port
-        if port is None:
-            return "it has no port"
-        socket.create_connection((parts.hostname or "", port), timeout=TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        return str(error)
-    return None
 
 
 def ray_address(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -137,8 +101,16 @@ def ray_refusal(address: str) -> str | None:
     """Return why a RAY_ADDRESS cannot be used: Ray waits long for a head node that is not there. `auto` is left to Ray."""
     if address.startswith("ray://"):
         return "is an address of Ray Client, which is not supported: name the head node's own port (6379 by default)"
-    refusal = None if address == "auto" else connection_refusal(address)
-    return f"does not answer: {refusal}" if refusal else None
+    if address == "auto":
+        return None
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        if parts.port is None:
+            return "does not answer: it has no port"
+        socket.create_connection((parts.hostname or "", parts.port), timeout=TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        return f"does not answer: {error}"
+    return None
 
 
 class StorageFailure(NamedTuple):

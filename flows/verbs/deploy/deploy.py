@@ -172,7 +172,7 @@ def _refused_by_prefect(what: str) -> Iterator[None]:
     except (PrefectException, httpx.HTTPError) as error:
         raise ServiceError(
             f"Prefect at {os.environ['PREFECT_API_URL']} did not take {what}: {error}",
-            next_step="check the server: penstock doctor",
+            next_step="read the log of that server, and run the same command",
         ) from error
 
 

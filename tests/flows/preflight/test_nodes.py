@@ -5,6 +5,7 @@ tests/drills/test_unshared_storage.py checks the nodes of a real cluster.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from pathlib import Path
@@ -56,19 +57,21 @@ def test_read_only_storage_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_missing_or_different_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     files = [(str(tmp_path / "a.csv"), 400), (str(tmp_path / "b.csv"), 4)]
-    assert [what for what, _ in check_node(NodeNeeds(None, "", b"", files))] == [
+    needs = written(Storage(str(tmp_path / "state")))
+    assert [what for what, _ in check_node(dataclasses.replace(needs, files=files))] == [
         f"sees another file as {tmp_path / 'a.csv'}: it has 4 bytes, here 400",
         f"does not see {tmp_path / 'b.csv'}, which this command reads",
     ]
 
 
-def test_other_version_is_a_problem_other_build_is_not() -> None:
+def test_other_version_is_a_problem_other_build_is_not(tmp_path: Path) -> None:
+    needs = written(Storage(str(tmp_path)))
     here = installed_versions()
     other_build = {**here, "torch": f"{here['torch'].partition('+')[0]}+cu999"}
-    assert check_node(NodeNeeds(None, "", b"", versions=other_build)) == []
-    ((what, _),) = check_node(NodeNeeds(None, "", b"", versions={**here, "pyarrow": "1.0.0"}))
+    assert check_node(dataclasses.replace(needs, versions=other_build)) == []
+    ((what, _),) = check_node(dataclasses.replace(needs, versions={**here, "pyarrow": "1.0.0"}))
     assert what == f"has pyarrow {here['pyarrow']}; here it is 1.0.0"
-    ((what, _),) = check_node(NodeNeeds(None, "", b"", versions={"no-such-library": "2"}))
+    ((what, _),) = check_node(dataclasses.replace(needs, versions={"no-such-library": "2"}))
     assert what == "has no-such-library absent; here it is 2"
 
 

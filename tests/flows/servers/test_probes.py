@@ -1,4 +1,4 @@
-"""Do a run and the doctor mean the same by a setting?"""
+"""Are the addresses in the environment usable?"""
 
 from __future__ import annotations
 
