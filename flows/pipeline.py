@@ -22,7 +22,6 @@ from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
-from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.lease import LeaseHolder
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
@@ -55,8 +54,6 @@ def pipeline(request: RunRequest) -> State[Any]:
         _ = preflight.storage
         held = stack.enter_context(contextlib.ExitStack())  # the run's lease: released after Ray has ended
         need_ray = RayOnDemand(loaded, reporter, stopping, stack)
-        if ray_address() is not None:
-            project.spread = need_ray.spread
         before = None
         while True:
             with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_announce_wait, reporter)):

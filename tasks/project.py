@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
 from penstock.messages import combine_errors
@@ -39,13 +38,11 @@ class Project:
         spec: the checked spec.
         base_dir: folder of the pipeline file; relative paths in the spec start here.
         origins: dotted path of each value -> where it was written.
-        spread: gives the parallel map that copies large tables; None copies in this process.
     """
 
     spec: PipelineSpec
     base_dir: Path
     origins: dict[str, str]
-    spread: Callable[[], ParallelMap] | None = None
 
     @property
     def source(self) -> DataSpec:
@@ -70,7 +67,7 @@ class Project:
         if found.is_kept:
             from penstock.ingest.formats.kept import list_kept  # loaded only for sources without files
 
-            return list_kept(self.spec.data, self.base_dir, self.storage, self.spread, self.code_files)
+            return list_kept(self.spec.data, self.base_dir, self.storage, self.code_files)
         return list_source(self.spec.data, self.base_dir, found.extensions)
 
     @property

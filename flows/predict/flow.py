@@ -23,11 +23,11 @@ from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
-from penstock.flows.servers.probes import ray_address, storage_failure
+from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.ingest.files.listing import Listing, SourceFile
 from penstock.ingest.formats.kept import forget_others, list_kept
-from penstock.ingest.ray_tasks import ParallelMap, ray_map, ray_pool
+from penstock.ingest.ray_tasks import ray_pool
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
@@ -86,8 +86,7 @@ def predict(request: PredictRequest) -> State[Any]:
             output.claim(asked.input_digest, result["input"])
             if listing is None:
                 reporter.report(f"{model.uri}: reading {shorten(asked.data.train)}")
-                spread = None if ray_address() is None else partial(_spread, connect, storage)
-                listing = list_kept(asked.data, base_dir, storage.child(OWN), spread)
+                listing = list_kept(asked.data, base_dir, storage.child(OWN))
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
@@ -162,12 +161,6 @@ def _connected(request: PredictRequest, reporter: Reporter, stopping: StopReques
     cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
     stopping.check()
     return cluster
-
-
-def _spread(connect: Callable[[], RayCluster], storage: Storage) -> ParallelMap:
-    """Where a large table is copied: on the cluster that RAY_ADDRESS names."""
-    refuse_unfit_nodes(connect(), storage, {})
-    return ray_map
 
 
 def _on_ray(

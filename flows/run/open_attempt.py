@@ -14,7 +14,6 @@ from prefect.runtime import flow_run
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.preflight.checks import Preflight, check_cluster, check_recipe, check_room
 from penstock.flows.preflight.cpus import cpus_needed
-from penstock.flows.preflight.nodes import refuse_unfit_nodes
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.run.decisions import (
     Continue,
@@ -33,7 +32,6 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
-from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -341,11 +339,6 @@ class RayOnDemand:
             check_cluster(self.loaded.project, cluster, reads_sources=self.reads_sources)
             self.checked = True
         return cluster.embedded
-
-    def spread(self) -> ParallelMap:
-        """Return the map over the cluster of RAY_ADDRESS for `Project.spread`; usable before the project's files are loaded."""
-        refuse_unfit_nodes(self._connected(), self.loaded.project.storage, {})
-        return ray_map
 
     def _connected(self) -> RayCluster:
         if self.cluster is None:

@@ -25,7 +25,6 @@ from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
-from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
 from penstock.flows.tune.driver import perform_trials, trials_at_once
@@ -79,8 +78,6 @@ def tune(request: TuneRequest) -> State[Any]:
         stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ray_stack = stack.enter_context(contextlib.ExitStack())
         need_ray = RayOnDemand(loaded, reporter, stopping, ray_stack)
-        if ray_address() is not None:
-            project.spread = need_ray.spread
         with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
             ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
         try:

@@ -6,7 +6,7 @@ docs/extend/format.md has a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -18,17 +18,7 @@ from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["Format", "Origin", "RowParts"]
-
-
-class RowParts(NamedTuple):
-    """Rows from elsewhere than files, cut so that several threads or machines can read them."""
-
-    root: str
-    """The folder or URL that the rows are read from."""
-    parts: Sequence[Callable[[], Iterable[Any]]]
-    """Each reads some of the rows, perhaps none, as `Origin.rows` does, and names what it reads in errors. It pickles, and
-    finds its library, settings and credentials wherever it is called."""
+__all__ = ["Format", "Origin"]
 
 
 class Origin(NamedTuple):
@@ -44,9 +34,6 @@ class Origin(NamedTuple):
     """Context around `rows` and the iteration: turns failures into penstock's errors."""
     files: Callable[[], TableFiles | None] | None = None
     """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
-    parts: Callable[[], RowParts] | None = None
-    """Cut the rows where they can be read in parts: cut alike as long as `identity` is the same. One part alone is not used,
-    but `rows`."""
 
 
 class Format(Protocol):

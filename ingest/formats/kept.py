@@ -6,12 +6,8 @@ noticed by its rows rather than in the middle of a training.
 
 from __future__ import annotations
 
-import os
-import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,11 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from penstock.digest import bytes_digest, digest_of, stream_digest
-from penstock.errors import DataError, PreflightError
+from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
-from penstock.ingest.formats.format import Origin, RowParts
+from penstock.ingest.formats.format import Origin
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.ray_tasks import Item, ParallelMap, Result
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -46,7 +41,6 @@ def list_kept(
     data: DataSpec,
     base_dir: Path,
     storage: Storage,
-    spread: Callable[[], ParallelMap] | None = None,
     code_files: Sequence[str] = (),
 ) -> Listing:
     """Return the files that hold the rows of the sources: those of a table as they are, or files written once.
@@ -54,8 +48,6 @@ def list_kept(
     Args:
         base_dir: the folder of the pipeline file, where relative paths start.
         storage: gets the rows below `sources/`.
-        spread: called where there is much to copy that can be read in parts: where that is done, instead of in threads of this
-            process.
         code_files: files besides those that it names on which a source that is user code depends.
 
     Raises:
@@ -72,7 +64,7 @@ def list_kept(
             origin = form.origin(data, target, base_dir)
             folder = f"sources/{digest_of(origin.identity)}"
             if not storage.exists(f"{folder}/done.json"):
-                note = _keep(origin, target, storage, folder, spread)
+                note = _keep(origin, target, storage, folder)
                 storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, **note})
             done = storage.read_json(f"{folder}/done.json")
             states[split] = origin.version
@@ -85,9 +77,7 @@ def list_kept(
     return Listing(files, listing.left_out)
 
 
-def _keep(
-    origin: Origin, target: str, storage: Storage, folder: str, spread: Callable[[], ParallelMap] | None
-) -> dict[str, Any]:
+def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[str, Any]:
     """Read the note on where the rows are. It is written last: of two processes at once each writes rows of its own."""
     with origin.reading():
         files = None if origin.files is None else origin.files()
@@ -95,13 +85,7 @@ def _keep(
             return {"files": files.model_dump(mode="json")}
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
         with announce_wait(f"the rows of {shorten(target)}, which are copied to the storage once"):
-            cut = RowParts("", ()) if origin.parts is None else origin.parts()
-            if len(cut.parts) < 2:
-                written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
-            else:
-                parallel = spread() if spread is not None and _is_seen_with(storage, cut.root) else None
-                write = partial(_write_part, storage, f"{folder}/{attempt}", target)
-                written = _write_parts(write, cut.parts, target, parallel)
+            written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
         if not written:
             raise _no_rows(target)
     return {"rows_in": attempt.split("/")[0]}
@@ -110,37 +94,6 @@ def _keep(
 def _is_seen_with(storage: Storage, root: str) -> bool:
     """Whether a cluster that shares the storage reads `root`, too, judged by the addresses."""
     return storage.is_local or not is_local(root)
-
-
-def _write_parts(
-    write: Callable[[tuple[int, Callable[[], Iterable[Any]]]], int],
-    parts: Sequence[Callable[[], Iterable[Any]]],
-    target: str,
-    parallel: ParallelMap | None,
-) -> int:
-    """Returns how many files there are. What a node cannot read, for want of a catalog's settings or rights, is read here."""
-    numbered = list(enumerate(parts))
-    if parallel is not None:
-        try:
-            return sum(parallel(write, numbered))
-        except (DataError, PreflightError) as error:
-            print(
-                f"  {shorten(target)} is copied by this machine alone, as a node cannot read it: {error.message}",
-                file=sys.stderr,
-                flush=True,
-            )
-    return sum(_in_threads(write, numbered))
-
-
-def _in_threads(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
-    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
-        yield from pool.map(fn, items)
-
-
-def _write_part(storage: Storage, folder: str, target: str, numbered: tuple[int, Callable[[], Iterable[Any]]]) -> int:
-    """Write one of several parts. Runs anywhere; a task that is run again writes the same files."""
-    number, rows = numbered
-    return _write(storage, f"{folder}/part-{number:05d}", _parts(rows(), target))
 
 
 def forget_others(files: Sequence[SourceFile], storage: Storage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,10 +14,10 @@ from pydantic import NonNegativeInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import TableFiles
-from penstock.ingest.formats.format import Format, Origin, RowParts
+from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
-from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
+from penstock.ingest.formats.sources.tables import address_of, naming
 from penstock.ingest.spec import DataSpec
 from penstock.stores import object_store_options
 
@@ -53,11 +52,10 @@ class DeltaFormat(Format):
             identity = ["delta", str(table.metadata().id), version]
         return Origin(
             identity,
-            lambda: _batches(table, None) if _holds_its_rows(table) else _scanned(table),
+            lambda: _batches(table) if _holds_its_rows(table) else _scanned(table),
             f"version-{version}",
             lambda: naming("Delta table", uri),
             lambda: _files(table, uri),
-            lambda: RowParts(uri, _parts(table, uri) if _holds_its_rows(table) else ()),
         )
 
     def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:
@@ -79,26 +77,6 @@ def _files(table: Any, uri: str) -> TableFiles | None:
     return plain_files(uri.rstrip("/"), names, table.to_pyarrow_dataset().schema, values)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The rows of some files."""
-
-    uri: str
-    version: int
-    names: tuple[str, ...]
-
-    def __call__(self) -> Iterator[pa.RecordBatch]:
-        with naming("Delta table", self.uri):
-            yield from _batches(_table(self.uri, self.version), frozenset(self.names))
-
-
-def _parts(table: Any, uri: str) -> list[_Part]:
-    added = pa.table(table.get_add_actions())
-    sizes = dict(zip(map(unquote, added.column("path").to_pylist()), added.column("size_bytes").to_pylist(), strict=True))
-    names = sorted(fragment.path for fragment in table.to_pyarrow_dataset().get_fragments())
-    return [_Part(uri, table.version(), part) for part in neighbours((name, sizes.get(name, 0)) for name in names)]
-
-
 def _holds_its_rows(table: Any) -> bool:
     """Whether its files have all rows of the table and no others, under its columns' names: nothing is deleted or renamed."""
     protocol = table.protocol()
@@ -113,13 +91,11 @@ def _scanned(table: Any) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_stream(table.scan()).cast(schema)
 
 
-def _batches(table: Any, names: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
-    """Read the files of `names`, or all if it is None."""
+def _batches(table: Any) -> Iterator[pa.RecordBatch]:
     dataset = table.to_pyarrow_dataset()
     # By name: the log's own order differs from one reading to the next.
     for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.path):
-        if names is None or fragment.path in names:
-            yield from fragment.to_batches(schema=dataset.schema)
+        yield from fragment.to_batches(schema=dataset.schema)
 
 
 def _table(uri: str, version: int | None) -> Any:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import TableFiles
-from penstock.ingest.formats.format import Format, Origin, RowParts
+from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
-from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
+from penstock.ingest.formats.sources.tables import address_of, naming
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["IcebergFormat", "IcebergOptions"]
@@ -60,7 +57,6 @@ class IcebergFormat(Format):
             f"snapshot-{snapshot}",
             lambda: naming("Iceberg table", target),
             lambda: _files(table, scan),
-            lambda: RowParts(table.location(), _parts(scan, snapshot, target, options, base_dir)),
         )
 
     def reader(self, data: DataSpec, options: IcebergOptions) -> TableReader:
@@ -80,40 +76,6 @@ def _files(table: Any, scan: Any) -> TableFiles | None:
     names = [path.removeprefix(f"{root}/") for path in paths]
     ids = {field.name: field.field_id for field in projected.fields}
     return plain_files(root.removeprefix("file://"), names, arrow, {}, ids)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The rows of some files. Whoever reads them asks the catalog again: what it gave this process may be credentials."""
-
-    target: str
-    options: IcebergOptions
-    base_dir: Path
-    snapshot: int
-    schema: int
-    """The schema's id: rows may be read in a newer one than that of their snapshot."""
-    paths: frozenset[str]
-
-    def __call__(self) -> Iterator[pa.RecordBatch]:
-        arrow = library("pyiceberg.io.pyarrow", "iceberg", "iceberg")
-        with naming("Iceberg table", self.target):
-            table = _table(self.target, self.options, self.base_dir)
-            scan = table.scan(snapshot_id=self.snapshot)
-            tasks = [task for task in _tasks(scan) if task.file.file_path in self.paths]
-            schema = next(schema for schema in table.metadata.schemas if schema.schema_id == self.schema)
-            batches = arrow.ArrowScan(scan.table_metadata, scan.io, schema, scan.row_filter).to_record_batches(tasks)
-            as_arrow = arrow.schema_to_pyarrow(schema)
-            yield from pa.RecordBatchReader.from_batches(as_arrow, batches).cast(as_arrow)
-
-
-def _tasks(scan: Any) -> list[Any]:
-    return sorted(scan.plan_files(), key=lambda task: task.file.file_path)
-
-
-def _parts(scan: Any, snapshot: int, target: str, options: IcebergOptions, base_dir: Path) -> list[_Part]:
-    sizes = [(task.file.file_path, task.file.file_size_in_bytes) for task in _tasks(scan)]
-    schema = scan.projection().schema_id
-    return [_Part(target, options, base_dir, snapshot, schema, frozenset(paths)) for paths in neighbours(sizes)]
 
 
 def _table(target: str, options: IcebergOptions, base_dir: Path) -> Any:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import PositiveInt
 
 from penstock.config import Section
 from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.format import Format, Origin, RowParts
+from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
-from penstock.ingest.formats.sources.tables import address_of, naming, neighbours
+from penstock.ingest.formats.sources.tables import address_of, naming
 from penstock.ingest.spec import DataSpec
 from penstock.stores import object_store_options
 
@@ -50,36 +47,11 @@ class LanceFormat(Format):
             dataset.to_batches,
             f"version-{version}",
             reading=lambda: naming("Lance dataset", uri),
-            parts=lambda: RowParts(uri, _parts(dataset, uri)),
         )
 
     def reader(self, data: DataSpec, options: LanceOptions) -> ArrowReader:
         """Read the files that the rows were written to."""
         return ArrowReader()
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The rows of some fragments."""
-
-    uri: str
-    version: int
-    fragments: tuple[int, ...]
-
-    def __call__(self) -> Iterator[pa.RecordBatch]:
-        with naming("Lance dataset", self.uri):
-            dataset = _dataset(self.uri, self.version)
-            for number in self.fragments:
-                yield from dataset.get_fragment(number).to_batches()
-
-
-def _parts(dataset: Any, uri: str) -> list[_Part]:
-    sizes = (  # old files do not record it
-        (fragment.fragment_id, sum(file.file_size_bytes or 0 for file in fragment.data_files()))
-        for fragment in dataset.get_fragments()
-        if fragment.count_rows()
-    )
-    return [_Part(uri, dataset.version, fragments) for fragments in neighbours(sizes)]
 
 
 def _dataset(uri: str, version: int | None) -> Any:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from penstock.errors import DataError, PenstockError
 from penstock.redact import first_line
 from penstock.stores import DENIED, is_local, store_problem
 
-__all__ = ["PART_BYTES", "address_of", "naming", "neighbours"]
-
-PART_BYTES = 256 << 20
-"""Of a table's files, which are copied by one thread or task."""
-
-File = TypeVar("File")
+__all__ = ["address_of", "naming"]
 
 
 def address_of(target: str, base_dir: Path) -> str:
@@ -44,16 +38,3 @@ def naming(what: str, target: str) -> Iterator[None]:
             f"{target}: cannot be read as a {what}: {type(error).__name__}: {first_line(error)}",
             next_step="correct it, or its format and the options of that: in data, or --format and --option of predict",
         ) from error
-
-
-def neighbours(files: Iterable[tuple[File, int]]) -> list[tuple[File, ...]]:
-    """Files with their sizes in bytes, in groups of `PART_BYTES` and what the last one has beyond."""
-    groups: list[list[File]] = []
-    size = 0
-    for file, file_bytes in files:
-        if not groups or size >= PART_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += file_bytes
-    return [tuple(group) for group in groups]

@@ -8,7 +8,7 @@ import json
 import shutil
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ import pytest
 from penstock.errors import DataError, PenstockError, PreflightError
 from penstock.ingest.formats.kept import keep_object, list_kept
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
@@ -125,49 +124,45 @@ def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: P
         assert refused.value.next_step == f"data.format: {format}"
 
 
-class Large(NamedTuple):
-    """A table of `LARGE` whose rows are copied, not read as they lie, and whose files can be read apart.
+class Copied(NamedTuple):
+    """A table of `ROWS` whose rows are copied, not read as they lie.
 
     Attributes:
-        parts: of its files, by name, how many there are and how many hold a row.
         left: x of the rows that are not deleted.
-        folder: of its files.
     """
 
     section: dict[str, Any]
-    parts: tuple[int, int]
     left: set[int]
-    folder: Path
 
 
-LARGE = pa.table({"x": range(1000), "kind": ["a", "b"] * 500})
+ROWS = pa.table({"x": range(1000), "kind": ["a", "b"] * 500})
 
 
-def large_lance(folder: Path) -> Large:
+def copied_lance(folder: Path) -> Copied:
     library = pytest.importorskip("lance")
     uri = str(folder / "table")
-    library.write_dataset(LARGE, uri, max_rows_per_file=300)
+    library.write_dataset(ROWS, uri, max_rows_per_file=300)
     library.dataset(uri).delete("x < 400 or x % 7 = 3")
     left = {x for x in range(400, 1000) if x % 7 != 3}
-    return Large({"format": "lance", "train": uri}, (3, 3), left, folder / "table" / "data")
+    return Copied({"format": "lance", "train": uri}, left)
 
 
-def large_delta(folder: Path) -> Large:
+def copied_delta(folder: Path) -> Copied:
     """Times in folders' names read differently elsewhere."""
     deltalake = pytest.importorskip("deltalake")
     times = pa.array([row // 250 for row in range(1000)], pa.timestamp("us", tz="UTC"))
-    deltalake.write_deltalake(str(folder / "table"), LARGE.append_column("at", times), partition_by=["at"])
-    return Large({"format": "delta", "train": "table"}, (4, 4), set(range(1000)), folder / "table")
+    deltalake.write_deltalake(str(folder / "table"), ROWS.append_column("at", times), partition_by=["at"])
+    return Copied({"format": "delta", "train": "table"}, set(range(1000)))
 
 
-def large_iceberg(folder: Path) -> Large:
+def copied_iceberg(folder: Path) -> Copied:
     """A file of positions deletes all rows of one file and two rows of the others."""
-    table, options = new_iceberg(folder, LARGE.slice(0, 300))
+    table, options = new_iceberg(folder, ROWS.slice(0, 300))
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
-    table.append(LARGE.slice(300, 300))
-    table.append(LARGE.slice(600))
+    table.append(ROWS.slice(300, 300))
+    table.append(ROWS.slice(600))
     names = table.inspect.files()["file_path"].to_pylist()
     held = {name: pq.read_table(name.removeprefix("file://"))["x"].to_pylist() for name in names}
     gone = [(name, row) for name in names for row in (range(len(held[name])) if name == names[0] else (0, 7))]
@@ -193,48 +188,18 @@ def large_iceberg(folder: Path) -> Large:
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as added:
         added.append_data_file(deletes)
     left = set(range(1000)) - {held[name][row] for name, row in gone}
-    return Large({"format": "iceberg", "train": "db.rows", "iceberg": options}, (3, 2), left, folder / "warehouse" / "db")
+    return Copied({"format": "iceberg", "train": "db.rows", "iceberg": options}, left)
 
 
-@pytest.mark.parametrize("made", [large_delta, large_lance, large_iceberg], ids=["delta", "lance", "iceberg"])
-def test_a_large_table_is_copied_in_parts_to_the_rows_that_one_copy_gives(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-    made: Callable[[Path], Large],
-) -> None:
-    large = made(tmp_path)
-    data = spec_class_for(large.section).model_validate(large.section)
-
-    def copied(storage: str, spread: Callable[[], ParallelMap] | None) -> tuple[list[str], pa.Table]:
-        files = list_kept(data, tmp_path, Storage(storage), spread).files
-        snapshot = read_source(data, files, silent)
-        tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files)]
-        return [file.name.split("/")[1] for file in files], pa.concat_tables(tables).combine_chunks()
-
-    def no_cluster() -> ParallelMap:
-        raise AssertionError("there is little to copy, or the cluster does not see it")
-
-    names, rows = copied(str(tmp_path / "alone"), no_cluster)
-    assert names == ["part-00000.arrow"]
-    assert len(rows) == len(large.left) and set(rows["x"].to_pylist()) == large.left
-    monkeypatch.setattr("penstock.ingest.formats.sources.tables.PART_BYTES", 1)
-    in_threads = copied(f"memory://parts{tmp_path}", no_cluster)
-    parts, filled = large.parts
-    assert set(in_threads[0]) <= {f"part-{part:05d}-00000.arrow" for part in range(parts)} and len(in_threads[0]) == filled
-    assert in_threads[1].sort_by("x") == rows.sort_by("x")
-    request.getfixturevalue("ray_cluster")
-    assert copied(str(tmp_path / "parts"), lambda: ray_map) == in_threads
-
-    def unfit(*_: Any, **__: Any) -> Iterator[Any]:
-        raise PreflightError("No module named 'lance'")
-
-    assert copied(str(tmp_path / "unfit"), lambda: unfit) == in_threads
-    assert "is copied by this machine alone, as a node cannot read it: No module named 'lance'" in capsys.readouterr().err
-    shutil.rmtree(large.folder)
-    with pytest.raises(DataError, match="table"):
-        copied(str(tmp_path / "gone"), lambda: ray_map)
+@pytest.mark.parametrize("made", [copied_delta, copied_lance, copied_iceberg], ids=["delta", "lance", "iceberg"])
+def test_copy_of_a_table_holds_the_rows_that_are_left(tmp_path: Path, made: Callable[[Path], Copied]) -> None:
+    table = made(tmp_path)
+    data = spec_class_for(table.section).model_validate(table.section)
+    files = list_kept(data, tmp_path, Storage(str(tmp_path / "storage"))).files
+    assert [file.name.split("/")[1] for file in files] == ["part-00000.arrow"]
+    snapshot = read_source(data, files, silent)
+    rows = pa.concat_tables([batch.table for batch in iterate_rows(data, snapshot, snapshot.files)])
+    assert len(rows) == len(table.left) and set(rows["x"].to_pylist()) == table.left
 
 
 def database(folder: Path) -> Path:
