@@ -23,8 +23,6 @@ class Question(NamedTuple):
     """Levels from 0 to 1; asking for some holds all values of the column in memory."""
     max_categories: int | None = None
     """Find only that many categories, the most frequent."""
-    values: bool = False
-    """Find all values of `numbers`, sorted; holds them in memory."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,6 @@ class ColumnFacts:
     """Sorted."""
     most_frequent: Category | None = None
     """Of equally frequent ones the first in sorted order."""
-    values: tuple[float, ...] = ()
-    """All of them, sorted, if the question asks for them."""
     entries: tuple[ColumnFacts, ...] = ()
     """Of a column of vectors: the answer for each place of the vector, and nothing else."""
 
@@ -63,7 +59,5 @@ class ColumnState(Section):
     """Scalers of vectors: the center of each place, in the order of the flattened vector."""
     scales: tuple[float, ...] | None = None
     """Scalers of vectors: the scale of each place."""
-    knots: tuple[float, ...] | None = None
-    """Quantile transform: the quantiles of the train split, rising."""
     more: dict[str, Category] | None = None
     """Whatever else a transform keeps, by names of its own."""

@@ -64,7 +64,7 @@ class Tally:
             return cls()
         values = values.astype(np.float64)
         mean = float(values.mean())
-        held = [values.copy()] if question.quantiles or question.values else []
+        held = [values.copy()] if question.quantiles else []
         # Not a dot product: BLAS rounds by the processor and its threads.
         values -= mean
         squares = float(np.square(values, out=values).sum())
@@ -197,9 +197,8 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
         return None
     levels = list(question.quantiles)
     quantiles = np.quantile(np.concatenate(tally.values), levels).tolist() if levels else []
-    values = tuple(np.sort(np.concatenate(tally.values)).tolist()) if question.values else ()
     std = (tally.squares / tally.count) ** 0.5
-    return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles), values=values)
+    return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles))
 
 
 def _plain(value: Category | np.generic) -> Category:

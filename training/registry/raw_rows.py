@@ -10,7 +10,6 @@ import base64
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -60,11 +59,10 @@ class RawForm(Section):
 
     @property
     def requires(self) -> dict[str, str]:
-        """Distribution -> version, of what user code and transforms import, and of packages with a format or transform."""
-        libraries = {name: version(name) for fitted in self.fitted.steps for name in fitted.step.transform.libraries}
+        """Distribution -> version, of what user code imports, and of packages with a format or transform."""
         origins = [format_origin(self.data), *(fitted.step.origin for fitted in self.fitted.steps)]
         added = dict(origin.split("==", 1) for origin in origins if origin is not None and "==" in origin)
-        return {name: number for user in self.code.values() for name, number in user.versions.items()} | libraries | added
+        return {name: number for user in self.code.values() for name, number in user.versions.items()} | added
 
     @property
     def arrow_schema(self) -> pa.Schema:

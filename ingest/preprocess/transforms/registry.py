@@ -19,8 +19,6 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "min_max_scaler": f"{_HERE}.scalers:MinMaxScaler",
         "max_abs_scaler": f"{_HERE}.scalers:MaxAbsScaler",
         "robust_scaler": f"{_HERE}.scalers:RobustScaler",
-        "power": f"{_HERE}.distribution:Power",
-        "quantile": f"{_HERE}.distribution:Quantile",
         "imputer": f"{_HERE}.missing:Imputer",
         "one_hot": f"{_HERE}.encoders:OneHot",
         "ordinal": f"{_HERE}.encoders:Ordinal",

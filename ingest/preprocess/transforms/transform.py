@@ -92,8 +92,6 @@ class Transform(Generic[O]):
     """Whether its columns may hold nulls before it, and hold none after it."""
     names_classes: bool = False
     """Whether the categories it learns about the label are the names of the classes."""
-    libraries: Sequence[str] = ()
-    """Distributions beside penstock's smallest set that applying it needs: a registered model requires them."""
     function: str | None = None
     """Target of the user's function that it calls, as `file.py:name`: captured with the code that it reaches."""
 

@@ -286,9 +286,8 @@ class Numbers:
         return (pa.table({"x": np.random.default_rng(seed).random(10_000)}) for seed in range(20))
 
 
-@pytest.mark.parametrize("step", ["robust_scaler", "quantile"])
-def test_fit_quantiles_memory_matches_docs(step: str) -> None:
-    question = TransformSpec.model_validate({step: {"columns": ["x"]}}).transform.question("x")
+def test_fit_quantiles_memory_matches_docs() -> None:
+    question = TransformSpec.model_validate({"robust_scaler": {"columns": ["x"]}}).transform.question("x")
     tracemalloc.start()
     (facts,) = ask([question], [[Numbers()]], local_map)
     _, peak = tracemalloc.get_traced_memory()
