@@ -241,9 +241,7 @@ def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     elif pa.types.is_struct(kind):
         advice = f"flatten: {{columns: [{in_yaml(name)}]}} makes columns of its fields; or {leave}"
     elif _is_list(kind) and is_text(kind.value_type):
-        advice = (
-            f"multi_hot: {{columns: [{in_yaml(name)}]}} makes a vector with a 1 for each of its words; map_batches, or {leave}"
-        )
+        advice = f"hashing: {{columns: [{in_yaml(name)}], buckets: 64}} counts its words by their hash; map_batches, or {leave}"
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(

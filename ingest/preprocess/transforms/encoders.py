@@ -29,8 +29,6 @@ __all__ = [
     "OneHotOptions",
     "Ordinal",
     "OrdinalOptions",
-    "find_codes",
-    "refuse_long_vector",
 ]
 
 
@@ -82,7 +80,7 @@ class LabelEncoderOptions(Section):
     """Name of the label at this point, if an earlier transform renamed it; by default `data.label`."""
 
 
-def find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
+def _find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
     """Return the index of each value among the learnt categories, null for one that is not among them.
 
     Raises:
@@ -95,16 +93,6 @@ def find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
             f"preprocess: {kind} was fitted on other values than column {state.column!r} of type {values.type} holds"
         ) from error
     return pc.index_in(values, keys)
-
-
-def refuse_long_vector(kind: str, column: str, facts: ColumnFacts, advice: str) -> None:
-    """Raise DataError for a vector of more than `MAX_ONE_HOT` categories."""
-    if len(facts.categories) > MAX_ONE_HOT:
-        raise DataError(
-            f"preprocess: {kind}: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
-            f"{MAX_ONE_HOT:,} are refused",
-            next_step=f"{advice}, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
-        )
 
 
 class _Encoder(Transform[O]):
@@ -129,7 +117,7 @@ class _Encoder(Transform[O]):
             name = state.column
             rows.reject_missing(name)
             values = rows.column(name)
-            self._put(rows, state, find_codes(self.name, values, state))
+            self._put(rows, state, _find_codes(self.name, values, state))
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
         """Replace the column by its codes, as a subclass writes them; a code is null for a value that was not learnt."""
@@ -152,7 +140,12 @@ class OneHot(_Encoder[OneHotOptions]):
         return Question(column, "categories", max_categories=self.options.max_categories)
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        refuse_long_vector(self.name, column, facts, "use ordinal and an embedding")
+        if len(facts.categories) > MAX_ONE_HOT:
+            raise DataError(
+                f"preprocess: {self.name}: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
+                f"{MAX_ONE_HOT:,} are refused",
+                next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
+            )
         return super().learn(column, facts)
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:

@@ -22,7 +22,6 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "imputer": f"{_HERE}.missing:Imputer",
         "one_hot": f"{_HERE}.encoders:OneHot",
         "ordinal": f"{_HERE}.encoders:Ordinal",
-        "multi_hot": f"{_HERE}.text:MultiHot",
         "hashing": f"{_HERE}.text:Hashing",
         "clean_text": f"{_HERE}.text:CleanText",
         "label_encoder": f"{_HERE}.encoders:LabelEncoder",

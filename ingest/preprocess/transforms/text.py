@@ -1,4 +1,4 @@
-"""How do words become numbers, without an index for each? Cleaned, hashed into buckets, and lists of words as one vector.
+"""How do words become numbers, without an index for each? Cleaned, and hashed into buckets.
 
 Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009.
 """
@@ -13,22 +13,22 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.casts import is_list
 from penstock.ingest.columns.fixed_shape import is_text
-from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT, find_codes, refuse_long_vector
-from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Names, Transform
+from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.spec import DataSpec
-from penstock.messages import in_yaml, shorten
+from penstock.messages import in_yaml
 
-__all__ = ["CleanText", "CleanTextOptions", "Hashing", "HashingOptions", "MultiHot", "MultiHotOptions"]
+__all__ = ["CleanText", "CleanTextOptions", "Hashing", "HashingOptions"]
 
 
 class CleanTextOptions(Section):
@@ -100,60 +100,6 @@ def _normalized(text: pa.Array, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> 
     encoded = text.dictionary_encode()
     spelt = [unicodedata.normalize(form, value) for value in encoded.dictionary.to_pylist()]
     return pa.array(spelt, text.type).take(encoded.indices)
-
-
-class MultiHotOptions(Section):
-    """A float32 vector per column with a 1 at the place of each of the list's entries, categories in sorted order."""
-
-    columns: Names
-    """Names of columns that hold lists of text or of integers, such as tags. An empty list is a vector of zeros."""
-    max_categories: PositiveInt | None = None
-    """Keep only this many categories, the most frequent in the train split; the others count as unknown."""
-    unknown: Literal["ignore", "error"] = "ignore"
-    """What becomes of an entry that is not a category of the train split. `ignore` leaves it out of the vector and counts it;
-    `error` rejects the row."""
-
-
-class MultiHot(Transform[MultiHotOptions]):
-    """A vector of zeros and ones per list of categories."""
-
-    Options = MultiHotOptions
-    learns = True
-    widens_rows = True
-
-    def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if _is_list_of_words(kind) else "it takes lists of text or integers; one_hot takes one category a row"
-
-    def question(self, column: str) -> Question:
-        return Question(column, "categories", max_categories=self.options.max_categories)
-
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        advice = f"hash them (hashing: {{columns: [{in_yaml(column)}], buckets: 4096}})"
-        refuse_long_vector(self.name, column, facts, advice)
-        return ColumnState(column=column, categories=facts.categories)
-
-    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        self.require(rows, [state.column for state in fitted])
-        for state in fitted:
-            row, words = _words_of(rows, state.column)
-            codes = find_codes(self.name, words, state)
-            unseen = codes.is_null().to_numpy(zero_copy_only=False)
-            if unseen.any() and self.options.unknown == "error":
-                self._reject(rows, state.column, row, words, unseen)
-                row, words = _words_of(rows, state.column)
-                codes = find_codes(self.name, words, state)
-                unseen = np.zeros(len(words), np.bool_)
-            if unseen.any():
-                rows.unseen[state.column] = rows.unseen.get(state.column, 0) + int(unseen.sum())
-            vectors = np.zeros((rows.table.num_rows, len(state.categories or ())), np.float32)
-            vectors[row[~unseen], pc.drop_null(codes).to_numpy()] = 1
-            rows.put(state.column, tensor_array(vectors))
-
-    def _reject(self, rows: Rows, name: str, row: np.ndarray, words: pa.Array, unseen: np.ndarray) -> None:
-        first = {int(row[entry]): entry for entry in np.flatnonzero(unseen)[::-1].tolist()}
-        mask = np.zeros(rows.table.num_rows, np.bool_)
-        mask[list(first)] = True
-        rows.reject(mask, "unknown category", name, lambda at: shorten(words[first[at]].as_py()))
 
 
 def _is_list_of_words(kind: pa.DataType) -> bool:

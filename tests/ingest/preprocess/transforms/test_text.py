@@ -59,29 +59,6 @@ def test_one_hot_error_with_max_categories_is_refused() -> None:
         TransformSpec.model_validate({"one_hot": {"columns": ["c"], "unknown": "error", "max_categories": 2}})
 
 
-TAGS = pa.table({"t": pa.array([["x", "y"], [], ["y", "y"]], pa.list_(pa.string()))})
-
-
-def test_multi_hot_makes_one_vector(tmp_path: Path) -> None:
-    test = pa.table({"t": pa.array([["x", "z"], ["y"]], pa.list_(pa.string()))})
-    source = source_of(tmp_path, [{"multi_hot": {"columns": ["t"]}}], TAGS, test)
-    manifest = source.materialize()
-    assert source.column(manifest, "t").tolist() == [[1, 1], [0, 0], [0, 1]]
-    assert source.column(manifest, "t", "test").tolist() == [[1, 0], [0, 1]]
-    assert manifest.extra["unseen_categories"] == {"t": 1}
-    strict = source_of(tmp_path / "b", [{"multi_hot": {"columns": ["t"], "unknown": "error"}}], TAGS, test, invalid="drop")
-    manifest = strict.materialize()
-    assert manifest.extra["dropped"] == {"unknown category: t": 1}
-    assert strict.column(manifest, "t", "test").tolist() == [[0, 1]]
-
-
-def test_multi_hot_rejects_nulls(tmp_path: Path) -> None:
-    train = pa.table({"t": pa.array([["x"], None, ["x", None]], pa.list_(pa.string()))})
-    source = Source.of(tmp_path, {"train/a.parquet": train}, [{"multi_hot": {"columns": ["t"]}}], invalid="drop")
-    manifest = source.materialize()
-    assert manifest.rows["train"] == 1 and manifest.extra["dropped"] == {"null: t": 2}
-
-
 def test_hashing_buckets_are_stable() -> None:
     table = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 1], "t": pa.array([["a", "a"], [], ["b"]], pa.list_(pa.string()))})
     made = transform_table(table, [{"hashing": {"columns": ["c", "i", "t"], "buckets": 16}}])
