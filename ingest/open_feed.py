@@ -6,10 +6,9 @@ the epoch, divided over any number of ranks, with exact resume from `state_dict(
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 import torch.utils.data
 from pydantic import ValidationError
@@ -18,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import DataError, ShardError, SpecError
 from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
-from penstock.ingest.feed.options import FeedArguments, FeedOptions, spec_error
+from penstock.ingest.feed.options import FeedOptions, spec_error
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, manifest_path
 from penstock.ingest.schema import Split
@@ -32,14 +31,14 @@ __all__ = ["FeedDataset", "open_feed"]
 def open_feed(
     dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float],
     split: Split = "train",
-    **options: Unpack[FeedArguments],
+    **options: Any,
 ) -> CachedFeed:
     """Open one split of a cached dataset for this rank: `open_feed(address, "train", batch_rows=256, seed=17)`.
 
     Args:
         dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL, such as the tag `penstock.data.uri` of a run
-            in MLflow. Or several datasets with the same columns: `{address: 3, other: 1}` with numbers for `mix`, or
-            `[address, other]` with shares by `temperature`.
+            in MLflow. Or several datasets with the same columns: `{address: 3, other: 1}` draws three rows of
+            the first to one of the second, `[address, other]` in proportion to their rows.
         split: train, validation or test.
         options: `batch_rows`, and any other field of `FeedOptions`, which explains them.
 
@@ -76,21 +75,17 @@ def open_feed(
         _check_content(shards_in(parts, split))
     if chosen.augment is not None:
         feed.augment_with(chosen.augment, chosen.seed)
-    feed.deliver_to(chosen.device, chosen.as_float)
+    feed.deliver_to(chosen.device)
     return feed
 
 
 def _check_together(dataset: str | Sequence[Any] | Mapping[str, float], options: FeedOptions) -> None:
     """Raise SpecError for options that cannot be used with one dataset, or with several."""
-    epoch_rows, temperature, mix = options.epoch_rows, options.temperature, options.mix
+    epoch_rows = options.epoch_rows
     if not dataset:
         raise SpecError("open_feed: no dataset is named")
     if epoch_rows is not None and isinstance(dataset, str):
         raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one use sample={{'rows': ...}}")
-    if temperature != 1.0 and isinstance(dataset, str | Mapping):
-        raise SpecError(f"open_feed: temperature={temperature} needs a list of datasets, not one or given shares")
-    if mix != "shares" and not isinstance(dataset, Mapping):
-        raise SpecError(f"open_feed: mix={mix!r} needs a number for each of several datasets, such as {{address: 2}}")
     if isinstance(dataset, Mapping):
         for address, number in dataset.items():
             if not number > 0:
@@ -99,20 +94,9 @@ def _check_together(dataset: str | Sequence[Any] | Mapping[str, float], options:
 
 def _mixture(dataset: Sequence[Any] | Mapping[str, float], rows: Sequence[int], options: FeedOptions) -> Mixture:
     """Compute the shares of several datasets, which have `rows` rows."""
-    epoch_rows = options.epoch_rows
+    shares = list(dataset.values()) if isinstance(dataset, Mapping) else rows
     try:
-        if not isinstance(dataset, Mapping):
-            shares = [count ** (1 / options.temperature) for count in rows]
-        elif options.mix == "epochs":
-            shares = [count * epochs for count, epochs in zip(rows, dataset.values(), strict=True)]
-            if not math.isfinite(sum(shares)):
-                raise OverflowError("epochs must be finite")
-            epoch_rows = round(sum(shares))
-        else:
-            shares = list(dataset.values())
-        return Mixture.model_validate({"sources": list(zip(rows, shares, strict=True)), "rows": epoch_rows})
-    except OverflowError as error:
-        raise SpecError(f"open_feed: cannot mix {dataset!r} with temperature={options.temperature}: {error}") from error
+        return Mixture.model_validate({"sources": list(zip(rows, shares, strict=True)), "rows": options.epoch_rows})
     except ValidationError as error:
         raise spec_error(error) from error
 

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.errors import SpecError
-from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 
@@ -61,7 +60,7 @@ class Feed(Protocol):
     def augment_with(self, augment: Augment, seed: int) -> None:
         """Change every batch read from now on."""
 
-    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+    def deliver_to(self, device: torch.device | str) -> None:
         """Put every batch read from now on on a device."""
 
     def state_dict(self) -> dict[str, Any]:

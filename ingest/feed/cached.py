@@ -7,7 +7,7 @@ by length put other rows there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, Unpack
 
@@ -19,7 +19,6 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, share
 from penstock.ingest.feed.cursor import FeedCursor
-from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.feed.mapped_shards import shard_rows
@@ -98,9 +97,9 @@ class CachedFeed(FeedCursor):
         self._check_start(epoch, start)
         yield from self._read_ahead(epoch, self._groups(epoch, start), only_copies=True)
 
-    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+    def deliver_to(self, device: torch.device | str) -> None:
         """Put every batch read from now on on `device`; for a GPU, gather rows into pinned memory."""
-        super().deliver_to(device, as_float)
+        super().deliver_to(device)
         self._rows.pin_memory(torch.device(device).type == "cuda")
 
     def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:

@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from penstock.config import Section
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Augment, Batch, FeedShare
-from penstock.ingest.feed.delivery import Arrival, Delivery, Scaling
+from penstock.ingest.feed.delivery import Arrival, Delivery
 from penstock.ingest.feed.lists import packed_problem
 from penstock.ingest.feed.read_ahead import ahead
 from penstock.ingest.phases import phase
@@ -82,13 +82,9 @@ class FeedCursor:
         self._augment, self._augment_seed = augment, seed
         self._state = self._state.model_copy(update={"augment_seed": seed})
 
-    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
-        """Put every batch read from now on on `device`, after augmentation; see `penstock.ingest.feed.delivery`.
-
-        Raises:
-            SpecError: `as_float` does not fit the columns.
-        """
-        delivery = Delivery(device, self.schema.columns, as_float or {})
+    def deliver_to(self, device: torch.device | str) -> None:
+        """Put every batch read from now on on `device`, after augmentation. Raises SpecError if it does not exist."""
+        delivery = Delivery(device)
         self._delivery = None if delivery.does_nothing else delivery
 
     def state_dict(self) -> dict[str, Any]:

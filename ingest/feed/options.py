@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal
 
 import torch
 import torch.distributed
@@ -12,35 +12,10 @@ from pydantic import ValidationError
 
 from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Augment, FeedShare, LastBatch
-from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.messages import did_you_mean
 
-__all__ = ["FeedArguments", "FeedOptions", "spec_error"]
-
-
-class FeedArguments(TypedDict, total=False):
-    """The keyword arguments of `open_feed` for editors and type checkers; `FeedOptions` explains them."""
-
-    batch_rows: Required[int]
-    shuffle: Literal["none", "windowed", "global"]
-    seed: int
-    window_rows: int
-    window_of: Literal["rows", "shards"]
-    sample: SampleSpec | Mapping[str, Any] | None
-    by_length: LengthSpec | Mapping[str, Any] | None
-    mix: Literal["shares", "epochs"]
-    temperature: float
-    epoch_rows: int | None
-    rank: int | None
-    world_size: int | None
-    columns: Sequence[str] | None
-    augment: Augment | None
-    device: torch.device | str
-    as_float: Mapping[str, Scaling] | None
-    prefetch: int
-    last: LastBatch
-    verify: bool
+__all__ = ["FeedOptions", "spec_error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +30,6 @@ class FeedOptions:
         window_of: see `shuffle.window_of`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
         by_length: put rows of like length into a step, such as `{"column": "tokens"}`; see `shuffle.by_length`.
-        mix: meaning of the numbers beside several datasets. `shares`: shares of the drawn rows, whatever a dataset's size.
-            `epochs`: how often a dataset's rows come in one epoch, 0.5 for half of them.
-        temperature: of several datasets without numbers: each is drawn from in proportion to its rows to the power of
-            1 / temperature. 1 keeps the proportions, infinity makes them equal.
         epoch_rows: rows of an epoch of several datasets; None takes the sum of their rows.
         rank: part of every step's rows; None takes the rank of torch.distributed, or 0 if that is not initialised.
         world_size: number of parts; None as for `rank`.
@@ -67,11 +38,8 @@ class FeedOptions:
             all random numbers from the generator (`random`, `normal`, `integers`), so that a resume is exact.
         device: of the batches. For a GPU ("cuda") rows are gathered into pinned memory, and the thread that reads ahead copies
             them on its own stream while the GPU works on earlier batches.
-        as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` computes
-            `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
-        prefetch: groups of batches made ahead in a thread; 0 uses none. Without `augment`, `device` and `as_float` the thread
-        is
-            started once it saves time.
+        prefetch: groups of batches made ahead in a thread; 0 uses none. Without `augment` and `device` the thread is started
+            once it saves time.
         last: an epoch's last batch, if the rows do not fill it: `keep` makes it shorter, `drop` leaves its rows out of the
             epoch, `fill` adds the epoch's first rows.
         verify: read shards on local disks and compare their hashes, once per machine and after a change. (Shards of a store
@@ -88,32 +56,23 @@ class FeedOptions:
     window_of: Literal["rows", "shards"] = "rows"
     sample: SampleSpec | Mapping[str, Any] | None = None
     by_length: LengthSpec | Mapping[str, Any] | None = None
-    mix: Literal["shares", "epochs"] = "shares"
-    temperature: float = 1.0
     epoch_rows: int | None = None
     rank: int | None = None
     world_size: int | None = None
     columns: Sequence[str] | None = None
     augment: Augment | None = None
     device: torch.device | str = "cpu"
-    as_float: Mapping[str, Scaling] | None = None
     prefetch: int = 2
     last: LastBatch = "keep"
     verify: bool = True
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise SpecError(f"open_feed: temperature={self.temperature} must be above 0")
         if self.columns is not None and (isinstance(self.columns, str) or not self.columns):
             raise SpecError(
                 f"open_feed: columns={self.columns!r} is not a list of names", next_step="name some, or omit it to read all"
             )
         if self.augment is not None and not callable(self.augment):
             raise SpecError(f"open_feed: augment={self.augment!r} is not a function")
-        if self.mix not in ("shares", "epochs"):
-            raise SpecError(f"open_feed: mix={self.mix!r} is not 'shares' or 'epochs'")
-        if self.mix == "epochs" and self.epoch_rows is not None:
-            raise SpecError(f"open_feed: epoch_rows={self.epoch_rows} cannot be used with mix='epochs', which sets it")
         if (self.rank is None) != (self.world_size is None):
             raise SpecError(
                 f"open_feed: rank={self.rank} and world_size={self.world_size} must be given together",

@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import pytest
 import pytorch_lightning
 import torch
 
-from penstock import FeedDataset, FeedOptions, open_feed
+from penstock import FeedDataset, open_feed
 from penstock.errors import DataError, ResumeError, SpecError
-from penstock.ingest.feed.options import FeedArguments
 from penstock.ingest.manifest import DatasetManifest
 from penstock.storage import Storage
 from tests import ROOT
@@ -44,14 +42,6 @@ def test_a_dataset_is_read_by_its_address(dataset: str, kind: type) -> None:
     seen = [row for batch in feed.batches(0) for row in rows_of(batch.columns)]
     assert sorted(seen) == list(range(ROWS))
     assert seen != sorted(seen)
-
-
-def test_typed_arguments_equal_feed_options() -> None:
-    declared = {field.name: field.type for field in fields(FeedOptions)}
-    named = {name: kind.__forward_arg__ for name, kind in FeedArguments.__annotations__.items()}
-    assert {
-        name: kind.removeprefix("Required[").removesuffix("]") if name == "batch_rows" else kind for name, kind in named.items()
-    } == declared
 
 
 def test_unknown_and_missing_options_are_named() -> None:
@@ -219,43 +209,17 @@ def test_datasets_are_mixed_in_given_shares(dataset: str, tmp_path: Path) -> Non
         open_feed({dataset: 1, other: 2}, batch_rows=BATCH, seed=17, epoch_rows=800).load_state_dict(state)
 
 
-def test_datasets_are_mixed_by_epochs_and_by_temperature(dataset: str, tmp_path: Path) -> None:
-    other = second_dataset(tmp_path)
-
-    def drawn(*args: Any, **more: Any) -> list[int]:
-        batches = open_feed(*args, batch_rows=BATCH, seed=17, **more).batches(0)
-        return [row for batch in batches for row in batch.row_ids.tolist()]
-
-    rows = drawn({dataset: 1, other: 3}, mix="epochs")
-    assert len(rows) == ROWS + 300
-    counts = [rows.count(row) for row in range(ROWS + 100)]
-    assert set(counts[:ROWS]) <= {0, 1, 2}
-    assert set(counts[ROWS:]) <= {2, 3, 4}
-    assert abs(sum(counts[ROWS:]) - 300) <= 1
-    half = drawn({dataset: 0.5, other: 1}, mix="epochs")
-    assert abs(sum(row < ROWS for row in half) - ROWS / 2) <= 1
-    shares = {}
-    for temperature in (1, 2, float("inf")):
-        rows = drawn([dataset, other], temperature=temperature)
-        assert len(rows) == ROWS + 100
-        shares[temperature] = sum(row >= ROWS for row in rows) / len(rows)
-    root = 10 / (10 + ROWS**0.5)
-    assert shares == pytest.approx({1: 100 / (ROWS + 100), 2: root, float("inf"): 0.5}, abs=0.002)
-    for wrong, words in (
-        ({"mix": "epochs"}, "mix='epochs' needs a number"),
-        ({"temperature": 0}, "temperature=0 must be above 0"),
-        ({"temperature": 1e-3}, "cannot mix"),
-        ({"mix": "epoch"}, "mix='epoch' is not"),
-        ({"last": "Fill"}, "last='Fill' must be one of keep, drop, fill"),
-    ):
-        with pytest.raises(SpecError, match=words):
-            open_feed([dataset, other], batch_rows=BATCH, **wrong)
-    with pytest.raises(SpecError, match="cannot mix"):
-        open_feed({dataset: float("inf"), other: 1}, batch_rows=BATCH, mix="epochs")
-    with pytest.raises(SpecError, match="epoch_rows=5 cannot be used with mix='epochs'"):
-        open_feed({dataset: 1, other: 1}, batch_rows=BATCH, mix="epochs", epoch_rows=5)
-    with pytest.raises(SpecError, match="temperature=2 needs a list"):
-        open_feed({dataset: 1, other: 1}, batch_rows=BATCH, temperature=2)
+def test_datasets_without_shares_are_mixed_by_their_rows(dataset: str, tmp_path: Path) -> None:
+    both = [dataset, second_dataset(tmp_path)]
+    rows = [row for batch in open_feed(both, batch_rows=BATCH, seed=17).batches(0) for row in batch.row_ids.tolist()]
+    assert len(rows) == ROWS + 100
+    assert abs(sum(row >= ROWS for row in rows) - 100) <= 1
+    with pytest.raises(SpecError, match="last='Fill' must be one of keep, drop, fill"):
+        open_feed(both, batch_rows=BATCH, last="Fill")
+    with pytest.raises(SpecError, match="unknown option 'temperature'"):
+        open_feed(both, batch_rows=BATCH, temperature=2)
+    with pytest.raises(SpecError, match="finite"):
+        open_feed({both[0]: float("inf"), both[1]: 1}, batch_rows=BATCH)
 
 
 @pytest.mark.parametrize("shuffle", ["none", "windowed", "global"])
