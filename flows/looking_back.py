@@ -1,4 +1,4 @@
-"""The verbs of the command that look back at runs: list, compare and explain them, and serve their pages."""
+"""The verbs of the command that look back at runs: list and compare them, and serve their pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from penstock.flows.answer import OUT, answer, print_line, print_note
 from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set, can_be_written
 
-__all__ = ["compare", "explain", "log", "report", "rows", "status", "ui"]
+__all__ = ["compare", "log", "report", "rows", "status", "ui"]
 
 
 def status(
@@ -57,21 +57,15 @@ def compare(
     before: RunName,
     after: RunName = "last",
     file: FileOption = None,
-    html: Annotated[
-        Path | None, typer.Option(callback=can_be_written, help="Also write it as a page that needs no network.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two runs: spec, code, data, and metrics on the same rows."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.compare import compare_runs, comparison_page, show_comparison
+        from penstock.flows.verbs.compare import compare_runs, show_comparison
 
         result = compare_runs(file, before, after)
         show_comparison(result, OUT)
-        if html is not None:
-            html.write_text(comparison_page(result), encoding="utf-8")
-            print_note(f"see it: {html}")
         return result
 
     answer(work, as_json)
@@ -116,24 +110,6 @@ def report(
         page.write_text(report_page(names.ledger, run), encoding="utf-8")
         print_line(str(page))
         return {"status": "done", "run": run.run, "page": str(page)}
-
-    answer(work, as_json)
-
-
-def explain(
-    name: RunName = "last",
-    stage: Annotated[str | None, typer.Argument(help="Only this stage.")] = None,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
-    """Explain why each stage of a run was reused or run, down to the file and the function."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.log import explain_run, show_explanation
-
-        result = explain_run(file, name, stage)
-        show_explanation(result, OUT)
-        return result
 
     answer(work, as_json)
 

@@ -76,14 +76,9 @@ def deploy(
     notify: Annotated[
         str | None,
         typer.Option(
-            help="Send a message when a run fails or none begins for a day: URL of a webhook, or of Apprise for mail and "
-            "other services; `none` ends it.",
+            help="Send a message when a run fails: URL of a webhook or of Apprise (mail, other services); `none` ends it.",
             show_default="as it was",
         ),
-    ] = None,
-    silence_h: Annotated[
-        float | None,
-        typer.Option("--silence-h", help="With --notify: hours without a run.", show_default="25, on a schedule of every day"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +87,7 @@ def deploy(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline
 
-        plan = Plan(cron, timezone, pool, notify, silence_h)
+        plan = Plan(cron, timezone, pool, notify)
         if not predict:
             if source or output or model or columns or format or options or gpus:
                 raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")

@@ -15,7 +15,6 @@ from prefect.states import Cancelled, Completed
 from prefect.utilities.annotations import quote
 
 from penstock.errors import Interrupted, PenstockError, ShardError
-from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import FlowEndedOffline, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt, reconfirm_run
@@ -50,7 +49,6 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(hiding_secrets())
         stack.enter_context(_unwrapping_interrupts())
         stack.enter_context(stopping_on_signals(stopping))
-        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         _ = preflight.storage
         held = stack.enter_context(contextlib.ExitStack())  # the run's lease: released after Ray has ended
         need_ray = RayOnDemand(loaded, reporter, stopping, stack)

@@ -1,4 +1,4 @@
-"""Render a template with jinja2, all values escaped, and curves as inline SVG."""
+"""Render the page with jinja2, all values escaped, and curves as inline SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 __all__ = ["Curve", "line_chart", "render"]
@@ -21,19 +21,16 @@ MAX_POINTS = 600
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 220, 56, 26, 12
 
 
-def render(template: str, **values: Any) -> str:
-    """Fill in a template of this folder; all values are escaped."""
-    folder = files("penstock.flows.history")
-    sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
-    environment = Environment(
-        loader=DictLoader(sources), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(number=_number, signed=_signed, share=lambda value: f"{value:.1%}", seconds=_seconds)
+def render(**values: Any) -> str:
+    """Fill in the template of this folder; all values are escaped."""
+    template = files("penstock.flows.history").joinpath("report.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(number=_number, seconds=_seconds)
     environment.globals.update(line_chart=line_chart)
-    return environment.get_template(template).render(**values)
+    return environment.from_string(template).render(**values)
 
 
-def line_chart(curves: Mapping[str, Curve], x_label: str = "step") -> Markup:
+def line_chart(curves: Mapping[str, Curve]) -> Markup:
     """Draw curves on common axes, as SVG with colours from the page's style (`c0`, `c1`, ...)."""
     drawn = {name: [p for p in _thinned(curve) if math.isfinite(p[1])] for name, curve in curves.items()}
     points = [point for curve in drawn.values() for point in curve]
@@ -64,7 +61,7 @@ def line_chart(curves: Mapping[str, Curve], x_label: str = "step") -> Markup:
                 f'<circle class="c{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in map(lambda p: place(*p), curve)
             )
         parts.append(f"<g><title>{escape(name)}</title>{shape}</g>")
-    label = escape(f"{', '.join(curves)} by {x_label}")
+    label = escape(f"{', '.join(curves)} by step")
     return Markup(f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>')
 
 
@@ -94,10 +91,6 @@ def _number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4f}" if isinstance(value, float) and 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.4f}"
 
 
 def _seconds(value: float) -> str:

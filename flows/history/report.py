@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,11 +18,9 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 
-__all__ = ["report_page", "sort_by_split", "throughput_sentence", "wait_by_rank"]
+__all__ = ["report_page", "sort_by_split", "throughput_sentence"]
 
 _NEVER = 1 << 60
-
-_RANK_WAIT = re.compile(r"ranks/\d+/data_wait_s")
 
 _DATA_BOUND = 0.1
 """Share of the time spent waiting for rows above which training counts as data-bound."""
@@ -40,7 +37,6 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
     points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData.of(ledger, run), ledger.run_storage(run.run)
     sources, manifest = data.files, data.manifest
     return render(
-        "report.html",
         title=run.run,
         run=run,
         attempts=attempts,
@@ -54,7 +50,6 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         columns=list(data.profile.columns.get("train", {}).items())[:100],
         charts=_charts(points),
         throughput=throughput_sentence(points),
-        ranks=wait_by_rank(points),
         checkpoints=CheckpointStore(own).committed(),
         figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
         environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
@@ -80,29 +75,10 @@ def throughput_sentence(points: Sequence[Point]) -> str:
     share = sum(values["train/data_wait_s"] for values in timed) / total
     if share < _DATA_BOUND:
         return f"{sentence}, and waited for rows {share:.0%} of the time: the model takes the time, not the data."
-    ranks = wait_by_rank(points)
-    by_rank = f" (rank {max(ranks, key=lambda entry: entry['wait_s'])['rank']} the most)" if len(ranks) > 1 else ""
     return (
-        f"{sentence}. It was data-bound {share:.0%} of the time{by_rank}: the workers waited for rows. Larger batches, "
+        f"{sentence}. It was data-bound {share:.0%} of the time: the workers waited for rows. Larger batches, "
         "cache: disk, or more CPUs for each worker may help."
     )
-
-
-def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """List each rank's total wait for rows, and its share of the time of the steps."""
-    steps_s = sum(point.values.get("train/step_s", 0.0) for point in points)
-    waits: dict[str, float] = {}
-    steps = 0  # since the ranks last reported: their value is the mean over these steps
-    for point in points:
-        steps += "train/step_s" in point.values
-        found = {name.split("/")[1]: value for name, value in point.values.items() if _RANK_WAIT.fullmatch(name)}
-        for rank, value in found.items():
-            waits[rank] = waits.get(rank, 0.0) + value * steps
-        steps = 0 if found else steps
-    if not waits and steps_s:  # one worker: the step's own wait is its wait
-        waits["0"] = sum(point.values.get("train/data_wait_s", 0.0) for point in points)
-    by_number = sorted(waits.items(), key=lambda item: int(item[0]))
-    return [{"rank": rank, "wait_s": wait_s, "share": wait_s / steps_s if steps_s else None} for rank, wait_s in by_number]
 
 
 def sort_by_split(metrics: Iterable[str]) -> list[str]:

@@ -19,7 +19,6 @@ from prefect.states import Cancelled, Completed
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.preflight.nodes import refuse_unfit_nodes
-from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
@@ -63,7 +62,6 @@ def predict(request: PredictRequest) -> State[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
         stack.enter_context(stopping_on_signals(stopping))
-        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         storage = Storage(request.output)
         model = fetch_model(request.model, mlflow_uri(Path(request.state_dir)))
         base_dir = Path(request.base_dir)

@@ -19,7 +19,6 @@ from penstock.digest import digest_of
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
 from penstock.flows.preflight.checks import Preflight, check_storage, machine_cpus
-from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
@@ -73,7 +72,6 @@ def tune(request: TuneRequest) -> State[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
         stack.enter_context(stopping_on_signals(stopping))
-        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
         stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ray_stack = stack.enter_context(contextlib.ExitStack())

@@ -1,10 +1,10 @@
-"""Compare two runs: `penstock compare` as JSON, on the terminal and as a page."""
+"""Compare two runs: `penstock compare` as JSON and on the terminal."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import SpecError
-from penstock.flows.history.render import render
 from penstock.flows.history.report import sort_by_split
 from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
@@ -24,16 +23,13 @@ from penstock.tasks.records.changes import Before, Changes, changes
 from penstock.tasks.records.data import RunData, compare_data
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.better import LOWER_IS_BETTER
-from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.paired import compare_paired
 
-__all__ = ["code_diffs", "compare_runs", "comparison_page", "show_comparison"]
+__all__ = ["code_diffs", "compare_runs", "show_comparison"]
 
 _COLUMNS_SHOWN = 8
 
 _FEW = 5
-
-_NEVER = 1 << 60
 
 
 def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
@@ -67,7 +63,6 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         "data": compare_data(*data, found.files),
         "metrics": _compare_metrics(before, after),
         "same_rows": _same_rows(names.ledger, before, after, data),
-        "curves": _curves(names.ledger, (before, after)),
     }
     gone = [
         f"{of.run} was {of.cleaned}: its answers are deleted, so single rows are not compared"
@@ -104,12 +99,6 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
             show(line, style={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
     for change in [*compared["changed"]["spec"], *compared["changed"]["versions"]]:
         show(f"{change['name']}: {change['before']} -> {change['after']}")
-
-
-def comparison_page(compared: Mapping[str, Any]) -> str:
-    """Render `penstock compare --json` as a page."""
-    values = {name: value for name, value in compared.items() if name not in ("status", "main_metric")}
-    return render("comparison.html", title=f"{compared['after']['run']} compared with {compared['before']['run']}", **values)
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
@@ -169,17 +158,6 @@ def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, Run
             entry["metrics"].append(_compare_scores("log_loss" if is_class else "mae", *losses))
         found.append(entry)
     return found
-
-
-def _curves(ledger: Ledger, runs: Sequence[Run]) -> dict[str, list[list[tuple[int, float]]]]:
-    """Return metric -> points (step, value) of each run, for the train loss and held-out metrics."""
-    points = [read_journal(ledger.run_storage(run.run), _NEVER) for run in runs]
-    names = sorted({name for side in points for point in side for name in point.values})
-    chosen = [name for name in names if name.startswith("val/") or name == "train/loss"]
-    return {
-        name: [[(point.step, point.values[name]) for point in side if name in point.values] for side in points]
-        for name in chosen
-    }
 
 
 def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:

@@ -1,4 +1,4 @@
-"""List the attempts of a pipeline by date, and explain why each stage was reused or run."""
+"""List the attempts of a pipeline by date."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import SpecError
 from penstock.flows.verbs.status import sweeps_among
 from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.tasks.records.ledger import Attempt, Run
-from penstock.tasks.stages import STAGES
 
-__all__ = ["collect_log", "explain_run", "show_explanation", "show_log"]
+__all__ = ["collect_log", "show_log"]
 
 _CHANGES_SHOWN = 6
 
@@ -55,7 +53,7 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
         about = [entry["sweep"]["summary"]] if entry["sweep"] else []
-        for line in [*about, *shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
+        for line in [*about, *shown, *([f"and {more} more: penstock report {entry['run']}"] if more else []), *entry["why"]]:
             console.print(f"    {line}")
 
 
@@ -91,51 +89,3 @@ def _seconds(attempt: Attempt) -> float | None:
     if attempt.ended is None:
         return None
     return (dt.datetime.fromisoformat(attempt.ended) - dt.datetime.fromisoformat(attempt.started)).total_seconds()
-
-
-def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, Any]:
-    """Return what `penstock explain --json` prints: every attempt of a run with its stages, and the reasons of each.
-
-    Raises:
-        SpecError: there is no such run or stage.
-    """
-    if stage is not None and stage not in STAGES:
-        raise SpecError(f"{stage!r} is not a stage", next_step=f"use one of {', '.join(STAGES)}")
-    names = RunNames(file)
-    run = names.find(name)
-    attempts = [
-        {
-            **attempt.model_dump(mode="json", include={"number", "status", "started", "changed", "error"}),
-            "stages": [entry for entry in attempt.stages if stage in (None, entry["name"])],
-            "reached": [entry["name"] for entry in attempt.stages],
-        }
-        for attempt in names.ledger.attempts(run.run)
-    ]
-    cleaned = str(run.cleaned) if run.cleaned is not None else None
-    return {"status": "done", "run": run.run, "pipeline": run.pipeline, "cleaned": cleaned, "attempts": attempts}
-
-
-def show_explanation(result: dict[str, Any], console: Console) -> None:
-    """Print the stages of each attempt, with the reasons below each."""
-    console.print("  ".join(filter(None, [result["run"], result["cleaned"]])))
-    for attempt in result["attempts"]:
-        console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}")
-        reasons = {line for entry in attempt["stages"] for line in entry.get("because", ())}
-        for line in attempt["changed"]:
-            if reasons & {f"{line} changed", line.removeprefix("spec: ")}:
-                continue  # printed below, as the reason of a stage
-            console.print(f"  changed since the attempt before: {line}")
-        for entry in attempt["stages"]:
-            console.print(f"  {entry['name']:<12} {entry['outcome']:<8} {entry['seconds']:6.1f} s")
-            for line in entry.get("because", ["not on record"]):
-                console.print(f"    {line}")
-        if not attempt["stages"]:
-            console.print(f"  {_explain_no_stages(attempt)}")
-
-
-def _explain_no_stages(attempt: dict[str, Any]) -> str:
-    if attempt["reached"]:
-        return f"the attempt ended before this stage, after {attempt['reached'][-1]}"
-    if attempt["status"] in ("running", "killed"):
-        return "no stages on record: an attempt records them when it ends"
-    return "the attempt did not reach a stage"

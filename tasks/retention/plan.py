@@ -16,7 +16,7 @@ from penstock.tasks.spec import RetentionSpec
 __all__ = ["RECORD_BYTES", "CleanupPlan", "Deletion", "Inventory", "RunUse", "plan_cleanup"]
 
 RECORD_BYTES = 64 << 10
-"""A record of a cleaned run stays up to this size: `log`, `explain`, `compare` and `report` read it."""
+"""A record of a cleaned run stays up to this size: `log`, `compare` and `report` read it."""
 
 _ALWAYS = ("run.json", "sweep.json", "outbox.json")
 _SMALL = ("code.json", "environment.txt", "journal", "attempts", "trials")

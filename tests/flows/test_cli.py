@@ -42,7 +42,7 @@ def test_wrong_command_line_prints_json(words: tuple[str, ...]) -> None:
     ("words", "rule"),
     [
         (("report", "--output", "."), "'.' is a folder; name a file in it"),
-        (("compare", "previous", "--html", "a b/c.html"), "first: mkdir -p 'a b'"),
+        (("report", "last", "--output", "a b/c.html"), "first: mkdir -p 'a b'"),
         (("log", "--last", "-1"), "greater than or equal to 1"),
         (("rows", "last", "--step", "1", "--limit", "-1"), "greater than or equal to 1"),
     ],
@@ -82,7 +82,6 @@ def test_help_of_file_arguments_names_kind_and_default() -> None:
         "run",
         "status",
         "log",
-        "explain",
         "compare",
         "rows",
         "report",

@@ -264,11 +264,9 @@ def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> No
 
 
 @pytest.mark.drill
-def test_messages_are_sent_when_a_run_fails_and_when_none_begins(
-    operator: Operator, deployed: dict[str, Any], webhook: Webhook
-) -> None:
+def test_message_is_sent_when_a_run_fails(operator: Operator, deployed: dict[str, Any], webhook: Webhook) -> None:
     asked = ("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
-    watched = operator.deploy(*asked, "--silence-h", str(10 / 3600))["notify"]
+    watched = operator.deploy(*asked)["notify"]
     assert watched["to"] == "http://127.0.0.1..."
     with operator.client() as client:
         before = {found.name for found in client.read_automations()}
@@ -276,15 +274,11 @@ def test_messages_are_sent_when_a_run_fails_and_when_none_begins(
         told = 'column "fare" holds text\nNext: cast it'
         client.set_flow_run_state(run, Failed(message=told), force=True)
     failed = eventually(lambda: webhook.said("a run failed"), 60, "the message of the failed run")
-    silent = eventually(lambda: webhook.said("nothing has run"), 60, "the message that nothing has run")
     assert "pipeline: drill" in failed[0] and f"Failed: {told}" in failed[0] and operator.flow_run(run).name in failed[0]
-    assert "no run of penstock/drill has begun" in silent[0] and "penstock log" in silent[0]
 
-    again = operator.deploy(*asked)["notify"]  # of a schedule of one day in the year: silence is as it should be
-    assert again["silence_s"] is None
+    again = operator.deploy(*asked)["notify"]
     with operator.client() as client:
-        after = {found.name for found in client.read_automations()}
-    assert after == {name for name in before if "nothing has run" not in name}
+        assert {found.name for found in client.read_automations()} == before
     said = operator.perform("penstock", "deploy", str(operator.file), "--cron", NEW_YEAR, *asked[:2])
     assert "--notify none" in said
     operator.deploy(*asked[:2], "--notify", "none")

@@ -17,13 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
 from benchmarks.outcome import learning_times
-from penstock.flows.servers.services import prefect_api
 from tests.drills.project import Command, make_project
 from tests.runs import forked
 from tests.shared import CALM_EPOCHS
@@ -151,23 +149,6 @@ def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_e
     refused = ["until='raed' is not a stage; did you mean 'read'?", "DataError"]
     assert done.stdout.splitlines() == ["partial", *refused, "ran", "reused"], done.stderr
     assert "never awaited" not in done.stderr
-
-
-@pytest.mark.drill
-@pytest.mark.usefixtures("shared_prefect")
-def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "cancelled", epochs=60, files=2)
-    state = file.parent / ".penstock"
-    command = forked.Command("run", str(file), "--json", *PAUSED)
-    command.wait_for("a checkpoint", checkpoint_in(file))
-    attempt = json.loads(next(state.glob("runs/*/attempts/*.json")).read_text())
-    with prefect_api(state) as server:
-        url = f"{server.api_url}/flow_runs/{attempt['prefect_flow_run_id']}"
-        httpx.post(f"{url}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
-        stopped = command.finish(code=143)
-        assert httpx.get(url).json()["state"]["type"] == "CANCELLED"
-    assert stopped["status"] == "interrupted"
-    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
 
 
 @pytest.mark.drill

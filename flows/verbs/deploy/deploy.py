@@ -34,7 +34,7 @@ from penstock import __version__
 from penstock.errors import ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.verbs.deploy.notify import NOBODY, forget_messages, notify_of, put_messages
+from penstock.flows.verbs.deploy.notify import NOBODY, Notify, forget_messages, put_messages
 
 __all__ = ["ENTRYPOINT", "Plan", "Work", "deploy", "deploy_pipeline"]
 
@@ -66,8 +66,6 @@ class Plan(NamedTuple):
     """Work pool of type process; it is created if absent."""
     notify: str | None = None
     """Address of messages; `none` removes it, None leaves it unchanged."""
-    silence_h: float | None = None
-    """Hours without a run before a message is sent, instead of a day."""
 
 
 class Work(NamedTuple):
@@ -120,12 +118,7 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report
         SpecError, ServiceError: as `deploy_pipeline`, without those of the file.
     """
     _check_schedule(plan)
-    notify = None if plan.notify in (None, NOBODY) else notify_of(str(plan.notify), plan.cron, plan.silence_h)
-    if plan.silence_h is not None and notify is None:
-        raise SpecError(
-            f"--silence-h {plan.silence_h:g} goes with --notify, the receiver of the message",
-            next_step="add --notify with the address of a webhook, or leave --silence-h out",
-        )
+    notify = None if plan.notify in (None, NOBODY) else Notify.parse(str(plan.notify))
     _check_pool_name(plan.pool)
     _require_server(loaded)
     stored, left_out = _environment_to_store(os.environ)
@@ -140,10 +133,6 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report
             if notify is not None:
                 messages = put_messages(client, full_name, deployment_id, str(loaded.file), notify)
                 report(f"a run that fails sends a message to {notify.shown}")
-                if notify.silence_s is None:
-                    report("a missing run sends no message, since the schedule is not daily; --silence-h HOURS adds one")
-                else:
-                    report(f"{notify.silence_s / 3600:g} hours without a new run send one, too")
             elif plan.notify == NOBODY and forget_messages(client, full_name):
                 report("its messages are deleted")
     for reason in left_out:

@@ -1,6 +1,6 @@
-"""Send messages if runs of a deployment fail or do not begin: a block with the address, and automations of Prefect.
+"""Send messages if runs of a deployment fail: a block with the address, and an automation of Prefect.
 
-The Prefect server sends the messages, so they are sent even if a worker has died.
+The Prefect server sends them, so they are sent even if a worker has died.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import re
 import shlex
 import urllib.parse
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import apprise
@@ -27,23 +27,17 @@ from pydantic import SecretStr
 from penstock.digest import digest_of
 from penstock.errors import SpecError
 
-__all__ = ["NOBODY", "Notify", "forget_messages", "notify_of", "put_messages"]
+__all__ = ["NOBODY", "Notify", "forget_messages", "put_messages"]
 
 
 NOBODY = "none"
 """The value of `--notify` that deletes the messages."""
 
-SILENCE_S = 25 * 3600.0
-"""A day and an hour, since a run may begin later than the day before."""
-
 
 class Notify(NamedTuple):
-    """Receiver and conditions of a deployment's messages."""
+    """Receiver of a deployment's messages: URL of a webhook, or of Apprise. It may hold a secret."""
 
     url: str
-    """URL of a webhook, or of Apprise for mail and other services. It may hold a secret."""
-    silence_s: float | None
-    """Seconds without a new run before a message is sent; None for never."""
 
     @property
     def is_webhook(self) -> bool:
@@ -56,42 +50,28 @@ class Notify(NamedTuple):
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname if self.is_webhook else ''}..."
 
-
-def notify_of(address: str, cron: str, silence_h: float | None) -> Notify:
-    """Parse `--notify` and `--silence-h`.
-
-    Args:
-        address: http(s) URL of a webhook, or a URL as Apprise takes it.
-        cron: the schedule. A missing run is reported for a daily schedule, or after `silence_h`.
-        silence_h: hours.
-
-    Raises:
-        SpecError: Apprise does not know the address, or `silence_h` is too short for Prefect.
-    """
-    daily = cron.split()[2:] == ["*", "*", "*"]
-    silence_s = silence_h * 3600 if silence_h is not None else SILENCE_S if daily else None
-    if silence_s is not None and silence_s < 10:
-        raise SpecError(
-            f"--silence-h {silence_h:g} is less than 10 s, the least that Prefect takes", next_step="give more hours"
-        )
-    notify = Notify(address, silence_s)
-    if notify.is_webhook:
-        known = bool(urllib.parse.urlsplit(address).hostname)
-    else:
-        logging.disable(logging.CRITICAL)  # Apprise's errors show the address
-        known = "://" in address and apprise.Apprise.instantiate(address) is not None
-        logging.disable(logging.NOTSET)
-    if not known:  # not shown: it may hold a secret
-        raise SpecError(
-            "--notify is neither the http(s) URL of a webhook nor a URL that Apprise knows (github.com/caronc/apprise/wiki)",
-            next_step="for a chat: --notify https://hooks.example.com/...; "
-            "for mail: --notify 'mailtos://USER:PASSWORD@mail.example.org?to=ops@example.org'; to end it: --notify none",
-        )
-    return notify
+    @classmethod
+    def parse(cls, address: str) -> Notify:
+        """Parse `--notify`. Raises SpecError if Apprise does not know the address."""
+        notify = cls(address)
+        if notify.is_webhook:
+            known = bool(urllib.parse.urlsplit(address).hostname)
+        else:
+            logging.disable(logging.CRITICAL)  # Apprise's errors show the address
+            known = "://" in address and apprise.Apprise.instantiate(address) is not None
+            logging.disable(logging.NOTSET)
+        if not known:  # not shown: it may hold a secret
+            raise SpecError(
+                "--notify is neither the http(s) URL of a webhook nor a URL that Apprise knows "
+                "(github.com/caronc/apprise/wiki)",
+                next_step="for a chat: --notify https://hooks.example.com/...; "
+                "for mail: --notify 'mailtos://USER:PASSWORD@mail.example.org?to=ops@example.org'; to end it: --notify none",
+            )
+        return notify
 
 
 def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID, file: str, notify: Notify) -> dict[str, Any]:
-    """Replace block and automations of a deployment. Returns the entry `notify` of `--json`, without the address."""
+    """Replace block and automation of a deployment. Returns the entry `notify` of `--json`, without the address."""
     forget_messages(client, full_name)
     if notify.is_webhook:
         block: Webhook | SlackWebhook = Webhook(
@@ -100,16 +80,13 @@ def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID,
     else:
         block = SlackWebhook(url=SecretStr(notify.url))  # it takes any URL of Apprise
     block_id = UUID(str(block.save(_block_name(full_name), overwrite=True)))
-    made = {
-        wanted.name: str(client.create_automation(wanted))
-        for wanted in _automations(full_name, deployment_id, file, notify, block_id)
-    }
-    return {"to": notify.shown, "silence_s": notify.silence_s, "automations": made}
+    made = client.create_automation(_automation(full_name, deployment_id, file, notify, block_id))
+    return {"to": notify.shown, "automation": str(made)}
 
 
 def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
-    """Delete block and automations of a deployment. Returns whether there were automations."""
-    found = [each.id for name in _names(full_name) for each in client.read_automations_by_name(name)]
+    """Delete block and automation of a deployment. Returns whether there was an automation."""
+    found = [each.id for each in client.read_automations_by_name(_name(full_name))]
     for automation_id in found:
         client.delete_automation(automation_id)
     for kind in (Webhook, SlackWebhook):
@@ -123,8 +100,8 @@ def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
     return bool(found)
 
 
-def _names(full_name: str) -> tuple[str, str]:
-    return f"{full_name}: a run failed", f"{full_name}: nothing has run"
+def _name(full_name: str) -> str:
+    return f"{full_name}: a run failed"
 
 
 def _block_name(full_name: str) -> str:
@@ -139,43 +116,25 @@ run: {{{{ flow_run.name }}}}
 {{% if "Next:" not in (flow_run.state.message or "") %}}Next: penstock log {file}
 {{% endif %}}{{{{ flow_run | ui_url }}}}"""
 
-_SILENT = """\
-pipeline: {pipeline}
-no run of {full_name} has begun for {hours:g} hours
-Next: see that a worker serves its work pool (prefect worker start), then: penstock log {file}"""
 
-
-_Posture = Literal[Posture.Reactive, Posture.Proactive]
-
-
-def _automations(full_name: str, deployment_id: UUID, file: str, notify: Notify, block_id: UUID) -> list[AutomationCore]:
-    failed, silent = _names(full_name)
-    words = {"pipeline": full_name.partition("/")[2], "full_name": full_name, "file": shlex.quote(file)}
-    ours: dict[str, str | list[str]] = {
-        "prefect.resource.role": "deployment",
-        "prefect.resource.id": f"prefect.deployment.{deployment_id}",
-    }
-
-    def automation(name: str, body: str, posture: _Posture, within_s: float, *states: str) -> AutomationCore:
-        return AutomationCore(
-            name=name,
-            description="Made by `penstock deploy --notify`.",
-            trigger=EventTrigger(
-                expect={f"prefect.flow-run.{state}" for state in states},
-                match={"prefect.resource.id": "prefect.flow-run.*"},
-                match_related=ours,
-                threshold=1,
-                posture=posture,
-                within=dt.timedelta(seconds=within_s),
-            ),
-            actions=[_message(notify, block_id, name.replace(full_name, words["pipeline"]), body)],
-        )
-
-    made = [automation(failed, _FAILED.format(**words), Posture.Reactive, 0, "Failed", "Crashed", "TimedOut")]
-    if notify.silence_s is not None:
-        body = _SILENT.format(**words, hours=notify.silence_s / 3600)
-        made.append(automation(silent, body, Posture.Proactive, notify.silence_s, "Running"))
-    return made
+def _automation(full_name: str, deployment_id: UUID, file: str, notify: Notify, block_id: UUID) -> AutomationCore:
+    pipeline = full_name.partition("/")[2]
+    return AutomationCore(
+        name=_name(full_name),
+        description="Made by `penstock deploy --notify`.",
+        trigger=EventTrigger(
+            expect={f"prefect.flow-run.{state}" for state in ("Failed", "Crashed", "TimedOut")},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={
+                "prefect.resource.role": "deployment",
+                "prefect.resource.id": f"prefect.deployment.{deployment_id}",
+            },
+            threshold=1,
+            posture=Posture.Reactive,
+            within=dt.timedelta(0),
+        ),
+        actions=[_message(notify, block_id, _name(pipeline), _FAILED.format(pipeline=pipeline, file=shlex.quote(file)))],
+    )
 
 
 def _message(notify: Notify, block_id: UUID, subject: str, body: str) -> SendNotification | CallWebhook:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from penstock.errors import ServiceError, SpecError
 from penstock.flows.cli import app
 from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, _environment_to_store, deploy_pipeline
-from penstock.flows.verbs.deploy.notify import notify_of
+from penstock.flows.verbs.deploy.notify import Notify
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, free_port
 
@@ -71,17 +71,12 @@ def test_unknown_time_zone_is_refused(project: Path) -> None:
 
 
 def test_notify_address_is_checked_and_shown_without_secret() -> None:
-    hook = notify_of("https://user:pw@hooks.example.com/services/T0KEN", NIGHTLY, None)
-    assert hook.shown == "https://hooks.example.com..." and hook.silence_s == 25 * 3600
-    assert notify_of("https://hooks.example.com/x", "0 3 * * 1", None).silence_s is None, "of a week, a day of silence is none"
-    assert notify_of("https://hooks.example.com/x", "0 3 * * 1", 170).silence_s == 170 * 3600
-    assert notify_of("slack://T0KENA/T0KENB/T0KENC", NIGHTLY, None).shown == "slack://..."
+    assert Notify.parse("https://user:pw@hooks.example.com/services/T0KEN").shown == "https://hooks.example.com..."
+    assert Notify.parse("slack://T0KENA/T0KENB/T0KENC").shown == "slack://..."
     for wrong in ("ops@example.org", "ftp://host/T0KEN", "https://", "T0KEN"):
         with pytest.raises(SpecError, match="mailtos://") as refused:
-            notify_of(wrong, NIGHTLY, None)
+            Notify.parse(wrong)
         assert "T0KEN" not in str(refused.value)
-    with pytest.raises(SpecError, match="10 s"):
-        notify_of("https://hooks.example.com/x", NIGHTLY, 0.001)
 
 
 def test_deployment_stores_addresses_without_secrets() -> None:
@@ -161,7 +156,6 @@ def test_prefect_yaml_names_flow_of_deploy() -> None:
     [
         (("--input", "rows"), "go with --predict"),
         (("--predict", "--input", "rows"), "--predict needs --input and --output"),
-        (("--silence-h", "3"), "--silence-h 3 goes with --notify"),
     ],
 )
 def test_options_that_need_another_are_refused(project: Path, words: tuple[str, ...], problem: str) -> None:

@@ -15,7 +15,7 @@ from penstock.errors import DataError, SpecError
 from penstock.flows.answer import LineConsole
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.log import collect_log, explain_run, show_explanation, show_log
+from penstock.flows.verbs.log import collect_log, show_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
@@ -51,13 +51,6 @@ def test_status_names_killed_attempt_of_finished_run(tmp_path: Path, began: bool
     show_status(found, LineConsole(file=said, width=200))
     assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  {trained or 'bit-exact'}  models:/drill/1\n"
 
-    explained = io.StringIO()
-    show_explanation(explain_run(file, "last", "train"), LineConsole(file=explained, width=200))
-    assert explained.getvalue().splitlines()[2::2] == [
-        "  the attempt did not reach a stage",
-        "  no stages on record: an attempt records them when it ends",
-    ]
-
 
 def test_status_names_older_version_with_its_attempt(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=1)
@@ -73,9 +66,6 @@ def test_status_names_older_version_with_its_attempt(tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=f"there is no run '{name}'"):
             RunNames(file).find(name)
     assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]
-    explained = io.StringIO()
-    show_explanation(explain_run(file, "last", "train"), LineConsole(file=explained, width=200))
-    assert explained.getvalue().count("the attempt ended before this stage, after read") == 2
 
 
 def test_log_names_a_model_at_the_attempt_that_registered_it(tmp_path: Path) -> None:
@@ -146,17 +136,6 @@ def test_run_of_missing_tracker_is_closed_with_warning(tmp_path: Path, caplog: p
     left = ledger.load_run(run.run)
     assert left is not None and left.status == "killed"
     assert "there is no tracker 'lines'" in caplog.text
-
-
-def test_explain_prints_each_change_once() -> None:
-    stage = {"name": "train", "outcome": "ran", "seconds": 1.0, "because": ["train.epochs: 1 -> 2", "code: m.py: Net changed"]}
-    changed = ["data: added train/b.csv", "code: m.py: Net", "spec: train.epochs: 1 -> 2", "spec: train.retries: 1 -> 2"]
-    attempt = {"number": 1, "started": "then", "status": "done", "changed": changed, "stages": [stage], "reached": ["train"]}
-    said = io.StringIO()
-    show_explanation({"run": "r", "cleaned": None, "attempts": [attempt]}, LineConsole(file=said, width=200))
-    above, below = said.getvalue().split("  train ")
-    assert [line.partition(": ")[2] for line in above.splitlines()[2:]] == [changed[0], changed[3]]
-    assert below.splitlines()[1:] == [f"    {line}" for line in ("train.epochs: 1 -> 2", "code: m.py: Net changed")]
 
 
 def test_verbs_of_records_load_no_heavy_library() -> None:
