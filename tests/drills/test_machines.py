@@ -204,7 +204,6 @@ def test_network_and_power_cuts_are_reported_and_change_no_bit(site: Site, calm:
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer")
     time.sleep(max(0.0, began_s + 20 - time.monotonic()))  # how long the cut lasts is what is tried
     machines.heal(3)
-    run.tells(r"train: goes on at step \d+")
     run.trains_on()
     assert "a worker was lost" not in run.command.said
 
@@ -217,7 +216,7 @@ def test_network_and_power_cuts_are_reported_and_change_no_bit(site: Site, calm:
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer|a worker was lost: rank \d on machine3 ")
     run.tells(r"a worker was lost: rank \d on machine3 \(pid \d+\).* \(restart 1 of 5\)")
     if not SPARE:
-        run.tells(r"train: waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2")
+        run.tells(r"train: waiting for .*it lacks 1 more CPU: the cluster has 1, train.workers: 2 needs 2")
         site.worker(5, cpus=2)
     run.tells(r"train: continues from step \d+ \(bit-exact\)")
     first, second = project.places()

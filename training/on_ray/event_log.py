@@ -71,10 +71,6 @@ class EventLog:
         self._restarts = 0
         self._step: int | None = None
         """The last step that was reported, of the newest worker group; rank 0 reports it a few times a second."""
-        self._ended_after: list[int | None] = []
-        """The last reported steps of the worker groups before."""
-        self._up = False
-        """Whether a rank of the newest worker group has started."""
         self.saves = 0
         """Checkpoints that were begun."""
 
@@ -107,12 +103,9 @@ class EventLog:
         self._stalled = event
 
     def _starting(self, _event: WorkersStarting) -> None:
-        if self._up:  # else Ray Train asks again for those that it has not got
-            self._ended_after.append(self._step)
-        self._up, self._step = False, None
+        self._step = None
 
     def _started(self, event: WorkerStarted) -> None:
-        self._up = True
         if event.restart > self._restarts:
             self._restarts, self._stalled = event.restart, None
             self._failures.clear()
@@ -147,7 +140,8 @@ class EventLog:
         first = next(iter(self._failures.values()), None)
         details: list[str] = []
         if silent:
-            died = f"the process of rank {silent[0]} died {_after(self._step)}"
+            after = "before a step was done" if self._step is None else f"after step {self._step:,}"
+            died = f"the process of rank {silent[0]} died {after}"
             cause = f"{died}: it crashed, or it was killed (by hand, or for its memory)"
             lines = [line.strip() for line in str(reported[silent[0]]).splitlines()]
             details = [line for line in lines if line and _LOGS not in line][:3]
@@ -161,16 +155,9 @@ class EventLog:
             cause = f"no step was done while {self._stalled.blamed}"
         others = len({*reported, *self._failures}) - 1
         more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
-        if self._ended_after:
-            before = ", ".join(_after(step) for step in self._ended_after)
-            details = [*details, f"earlier tries ended {before}; if all end alike, look at what the code does there"]
         tries = f" after {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
         return TrainingError(
             f"training failed{tries}: {cause}{more}",
             problems=details,
             next_step="run the same command again; it continues from the newest checkpoint, or begins anew if there is none",
         )
-
-
-def _after(step: int | None) -> str:
-    return "before a step was done" if step is None else f"after step {step:,}"

@@ -45,7 +45,7 @@ def gpus_of_auto(workers: int, cpus: float, nodes: Sequence[Resources], most: Re
 
 
 def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources], most: Resources | None = None) -> str | None:
-    """Describe what the nodes lack for so many workers, as words that follow "waiting for"; None if all fit.
+    """Describe what the nodes lack for so many workers, as words that follow "lacks"; None if all fit.
 
     Args:
         need: CPU and GPU of one worker.

@@ -17,6 +17,7 @@ from ray._private.state import state as ray_state
 
 from penstock.errors import TrainingError
 from penstock.messages import capped
+from penstock.redact import redact_text
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
@@ -37,11 +38,7 @@ __all__ = ["Cluster", "Node", "Watcher"]
 FIRST_S = 15.0
 """Seconds without a step until the first line; each later one takes twice as long."""
 
-SHORT_S = 5.0
-"""Seconds until the line about CPUs or GPUs that a start lacks."""
-
-BOUND_SHOWN_S = 60.0
-"""From here on the line about a start that lacks nothing has the timeout, and the CPUs and GPUs that are free."""
+MOST_OTHERS = 3
 
 MOST_RANKS = 8
 """A line shows the places of so many ranks; those that do not wait for others come first."""
@@ -87,6 +84,15 @@ class Cluster:
         """Return the resources of all nodes together that are free now."""
         return ray.available_resources()  # type: ignore[no-any-return]
 
+    def others(self) -> list[str]:
+        """Return the other drivers that use the cluster now: the command, its pid and its address."""
+        own = ray.get_runtime_context().get_job_id()
+        return [
+            f"{redact_text(job['Entrypoint'])} (pid {job['DriverPid']} on {job['DriverIPAddress']})"
+            for job in ray_state.job_table()
+            if not job["IsDead"] and job["JobID"] != own
+        ]
+
     def silent(self, nodes: Sequence[Node]) -> list[Node]:
         """Return those of the nodes that accept no connection."""
         with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
@@ -130,14 +136,11 @@ class Watcher:
         self._asked: tuple[float, Mapping[int, Process], Asked] | None = None
         """Seconds without a step at the request for the ranks' stacks, their processes, and the answers."""
         self._step: int | None = None
-        self._last = False
         self._saving: int | None = None
         self._longest_s = 0.0
         """Longest time between two steps so far, as this process saw it."""
-        self._shown = False
-        self._news: list[Event] = []
         self._next_s = self._ask_s = 0.0
-        self._begin(SHORT_S)
+        self._begin()
         self.handlers: Handlers = {
             WorkersStarting: self._starting,
             WorkerStarted: self._started,
@@ -152,39 +155,36 @@ class Watcher:
         Raises:
             TrainingError: the workers could not be placed for `train.wait_s`.
         """
-        news, self._news = self._news, []
+        news: list[Event] = []
         still_s, starting = self._clock() - self._since_s, not self._all_up
         if starting and still_s > self._spec.wait_s:
             raise self._start_timeout()
         if self._asked is not None or (not starting and still_s >= self._ask_s):
             news += self._stalled(still_s)
-        if still_s < self._next_s:
-            return news
-        text = self._start(still_s) if starting else self._training(still_s)
-        self._next_s = max(FIRST_S, 2 * still_s)
-        if text is None:
-            return news
-        self._shown = True
-        return [*news, Notice(message=text)]
+        if still_s >= self._next_s:
+            self._next_s = 2 * still_s
+            news.append(Notice(message=self._start(still_s) if starting else self._training(still_s)))
+        return news
 
     @property
     def _all_up(self) -> bool:
         return len(self._up) == self._spec.workers
 
-    def _begin(self, next_s: float) -> None:
-        """Count from now. The first line comes after `next_s`."""
-        self._since_s, self._next_s = self._clock(), next_s
+    def _begin(self) -> None:
+        """Count from now. A step that takes twice as long as the longest one so far is worth a line."""
+        self._since_s = self._clock()
+        self._next_s = max(FIRST_S, 2 * self._longest_s)
         self._ask_s = max(self._spec.stall_s, 2 * self._longest_s)
 
     def _starting(self, _event: WorkersStarting) -> None:
         if self._all_up:  # else Ray Train repeats its request: the same wait goes on
-            self._begin(SHORT_S)
+            self._begin()
         self._up, self._step, self._saving = {}, None, None
 
     def _started(self, event: WorkerStarted) -> None:
         self._up[event.rank] = Process(event.node, event.host, event.pid)
         if self._all_up:
-            self._begin(FIRST_S)
+            self._begin()
 
     def _save(self, event: Saving) -> None:
         self._saving = event.step
@@ -194,60 +194,46 @@ class Watcher:
             self._saving = None
 
     def _stepped(self, event: TrainProgress) -> None:
-        text = f"step {event.step:,} is done"  # the first step of new workers
         if self._step is not None:
-            text = f"goes on at step {event.step:,}"
             self._longest_s = max(self._longest_s, self._clock() - self._since_s)
-        self._step, self._last, self._asked = event.step, event.step == event.total_steps, None
-        self._begin(FIRST_S)
-        if self._shown:
-            self._news.append(Notice(message=text))
-        self._shown = False
+        self._step, self._asked = event.step, None
+        self._begin()
 
-    def _start(self, still_s: float) -> str | None:
+    def _start(self, still_s: float) -> str:
         waiting = f"waiting for the workers for {still_s:.0f} s"
         if not self._cluster.head_answers():
             return f"{waiting}; the head of the Ray cluster does not answer"
+        left_s = max(0.0, self._spec.wait_s - still_s)
+        return (
+            f"{waiting}; {self._lacking()}. The command ends in {left_s:.0f} s if they do not start "
+            f"(train.wait_s: {self._spec.wait_s:g}); the same command continues"
+        )
+
+    def _lacking(self) -> str:
+        """Describe what the start lacks: CPUs or GPUs that are not there, or not free, or a node that does not answer."""
         nodes = [node for node in self._cluster.nodes() if node.alive]
         lacks = missing_for_workers(self._spec.workers, self._need, [node.resources for node in nodes])
         if lacks is not None:
-            return f"waiting for {lacks}. {self._bound(still_s)}"
-        if still_s < FIRST_S:
-            return None
-        if silent := self._silent(nodes):
-            return f"{waiting}; {silent}"
-        text = f"{waiting}; {len(self._up)} of {self._spec.workers} have started"
-        if still_s <= BOUND_SHOWN_S:
-            return text
-        free = self._cluster.free()
+            return f"it lacks {lacks}"
+        free, others = self._cluster.free(), self._cluster.others()
         there = {name: sum(node.resources.get(name, 0.0) for node in nodes) for name in self._need}
-        shown = ", ".join(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s are free" for name in self._need)
-        return f"{text}; {shown}. {self._bound(still_s)}"
+        parts = [
+            f"{len(self._up)} of {self._spec.workers} have started",
+            *(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s are free" for name in self._need),
+            self._silent(nodes),
+            f"others use the cluster: {', '.join(capped(others, MOST_OTHERS))}" if others else "",
+        ]
+        return "; ".join(filter(None, parts))
 
-    def _bound(self, still_s: float) -> str:
-        left_s = max(0.0, self._spec.wait_s - still_s)
-        return (
-            f"The command ends in {left_s:.0f} s if they do not come (train.wait_s: {self._spec.wait_s:g}); the same command "
-            "continues"
-        )
-
-    def _training(self, still_s: float) -> str | None:
+    def _training(self, still_s: float) -> str:
         idle = f"no step for {still_s:.0f} s"
         if not self._cluster.head_answers():
             return f"{idle}; the head of the Ray cluster does not answer"
-        nodes = self._cluster.nodes()
-        if silent := self._silent(nodes, {process.node for process in self._up.values()}):
+        if silent := self._silent(self._cluster.nodes(), {process.node for process in self._up.values()}):
             return f"{idle}; {silent}"
-        if still_s < 2 * self._longest_s and not self._last:  # nothing new: steps take as long
-            return None
-        saving = f"the checkpoint of step {self._saving:,} is being written" if self._saving is not None else ""
-        if self._last:
-            return f"all steps are done for {still_s:.0f} s; {saving or 'the workers have not ended yet'}"
-        if self._step is None:
-            began = f"{self._spec.workers} workers have started" if self._spec.workers > 1 else "the worker has started"
-            return f"no step yet, {still_s:.0f} s after {began}"
-        answer = "all nodes of the workers answer, " if len(nodes) > 1 else ""
-        return f"{idle}; {saving or f'{answer}the last one was {self._step:,}'}"
+        if self._saving is not None:
+            return f"{idle}; the checkpoint of step {self._saving:,} is being written"
+        return f"{idle}; " + (f"the last one was {self._step:,}" if self._step is not None else "all workers have started")
 
     def _stalled(self, still_s: float) -> list[Event]:
         """Request every rank's stack once `train.stall_s` has passed, and again after twice as long."""
@@ -260,7 +246,7 @@ class Watcher:
         places = asked()
         if places is None:
             return []
-        self._asked, self._shown = None, True
+        self._asked = None
         several = len({process.host for process in processes.values()}) > 1
         texts: dict[bool, list[str]] = {False: [], True: []}
         for rank, place in sorted(places.items()):
@@ -276,11 +262,9 @@ class Watcher:
         return f"{', '.join(map(str, silent))} {'do' if len(silent) > 1 else 'does'} not answer" if silent else ""
 
     def _start_timeout(self) -> TrainingError:
-        nodes = [node.resources for node in self._cluster.nodes() if node.alive] if self._cluster.head_answers() else []
-        lacks = missing_for_workers(self._spec.workers, self._need, nodes) if nodes else None
+        lacks = self._lacking() if self._cluster.head_answers() else "the head of the Ray cluster does not answer"
         return TrainingError(
-            f"the workers could not start within {self._spec.wait_s:g} s (train.wait_s)"
-            + (f": still waiting for {lacks}" if lacks else f": {len(self._up)} of {self._spec.workers} have"),
+            f"the workers could not start within {self._spec.wait_s:g} s (train.wait_s): {lacks}",
             next_step="add the nodes, or lower train.workers; then run the same command, which continues from the newest "
             "checkpoint",
         )
