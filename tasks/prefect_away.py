@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.context import SettingsContext, get_settings_context
+from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, Settings, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 __all__ = ["AWAY", "prefect_answers"]
 
@@ -41,35 +39,13 @@ def prefect_answers(within_s: float = 0.0) -> bool:
     return True
 
 
-class _HealthClient(NamedTuple):
-    """A client for health checks; kept, since making one takes twice the CPU of a check."""
-
-    settings: Settings
-    """Settings at the time it was made."""
-    once: Settings
-    """The same, without retries."""
-    client: SyncPrefectClient
-
-
-_health_client: _HealthClient | None = None
-
-
 def _answers() -> bool:
     try:
-        health, profile = _current_health_client(), get_settings_context().profile
-        with SettingsContext(profile=profile, settings=health.once):
-            return health.client.api_healthcheck() is None
+        # With settings of its own it is not the flow run's client, which tries again for long.
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(httpx_settings={"timeout": _TIMEOUT_S}, sync_client=True) as client,
+        ):
+            return client.api_healthcheck() is None
     except AWAY:
         return False
-
-
-def _current_health_client() -> _HealthClient:
-    global _health_client
-    settings = get_settings_context().settings
-    if _health_client is None or _health_client.settings is not settings:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}) as once:
-            # With settings of its own it is not the flow run's client.
-            # A connection that was kept could be one to a server that has died.
-            own = {"timeout": _TIMEOUT_S, "limits": httpx.Limits(max_keepalive_connections=0)}
-            _health_client = _HealthClient(settings, once, get_client(httpx_settings=own, sync_client=True))
-    return _health_client
