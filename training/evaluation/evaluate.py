@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock.training.evaluation.split_measures import (
     MAX_ROWS,
     Slice,
     SplitMeasures,
+    StartHelpers,
+    measure_batches,
 )
 from penstock.training.job import TrainJob
 from penstock.training.model import TrainedModel
@@ -57,6 +60,7 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     figures: bool = True,
     slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
+    helpers: StartHelpers | None = None,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure a model on held-out splits, in this process.
@@ -68,6 +72,7 @@ def evaluate(
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
         slices: which rows of a split are measured by themselves, too.
+        helpers: starts other processes for some of the batches; the last bits of the values may differ then.
         progress: takes the rows done.
 
     Raises:
@@ -94,7 +99,18 @@ def evaluate(
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
         measures = SplitMeasures(job, model, split, names, slices.get(split, ()))
-        measures.measure(observe)
+        task = partial(measure_batches, job, split, names, slices.get(split, ()))
+        batches = -(-rows_of[split] // job.spec.batch_rows)
+        # user metrics may not be mergeable
+        started = [] if helpers is None or measures.metrics.raw else helpers(task, batches)
+        measures.measure(0, started[0].first if started else None, observe)
+        for helper in started:
+            counts = helper.result()
+            if counts is None:
+                measures.measure(helper.first, helper.last, observe)
+            else:
+                measures.merge(counts)
+                observe(counts.rows_counted)
         answers = measures.rows.columns()
         result.rows[split] = {name: values[:MAX_ROWS] for name, values in answers.items() if name != "confidence"}
         for part, metrics_of_part in measures.slices:

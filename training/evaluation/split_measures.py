@@ -1,9 +1,13 @@
-"""What is measured on one split: loss, metrics of all rows and of slices, the answer on each row, what user code logs."""
+"""Measure one split, or some batches of it in each of several processes, whose states are merged.
+
+Merged sums have another order, and so perhaps other last bits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +17,14 @@ from torch import Tensor
 
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import METRICS_OF, FeedSchema, Split
-from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.evaluation.metrics import MetricSet, State, label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
 from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["MAX_ROWS", "RowResults", "Slice", "SplitMeasures"]
+__all__ = ["MAX_ROWS", "Helper", "MeasuredBatches", "RowResults", "Slice", "SplitMeasures", "StartHelpers", "measure_batches"]
 
 
 MAX_ROWS = 1_000_000
@@ -65,6 +69,11 @@ class RowResults:
         for values, into in ((predicted, self.predicted), (target, self.target), (loss, self.loss)):
             into.append(np.asarray(values, np.float32))
 
+    def extend(self, other: RowResults) -> None:
+        """Add the answers of another process."""
+        for name in ("ids", "predicted", "target", "loss", "confidence"):
+            getattr(self, name).extend(getattr(other, name))
+
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return `id` and the other attributes that have values, ordered by row number; empty without rows."""
         if not self.ids:
@@ -85,6 +94,30 @@ class Slice(NamedTuple):
     """bool [rows of the split], by the row's number."""
 
 
+class MeasuredBatches(NamedTuple):
+    """The counts of some batches. Picklable, on the CPU."""
+
+    loss: float
+    rows_counted: int
+    metrics: State
+    slices: list[State]
+    rows: RowResults
+    logged: dict[str, Any]
+
+
+class Helper(NamedTuple):
+    """Another process that counts the batches from `first` to before `last`."""
+
+    first: int
+    last: int
+    result: Callable[[], MeasuredBatches | None]
+    """Waits for the counts; None if the process failed."""
+
+
+StartHelpers = Callable[[Callable[[TrainedModel, int, int], MeasuredBatches], int], list[Helper]]
+"""Starts processes that count the last of a number of batches with the given function."""
+
+
 class SplitMeasures:
     """The measures of one split in one process.
 
@@ -96,7 +129,7 @@ class SplitMeasures:
     def __init__(
         self, job: TrainJob, model: TrainedModel, split: Split, metrics: Sequence[str] | None, slices: Sequence[Slice]
     ) -> None:
-        self._model, self._schema = model, job.manifest.feed_schema
+        self._job, self._model, self._schema = job, model, job.manifest.feed_schema
         self._feed = open_job_feed(job, split, 0, 1, model.device)
         self.metrics = make_metrics(metrics, self._schema, model).to(model.device)
         self.slices = [(part, make_metrics(metrics, self._schema, model).to(model.device)) for part in slices]
@@ -104,17 +137,49 @@ class SplitMeasures:
         self.logged = OwnValues(None, METRICS_OF[split])
         self.loss, self.count = 0.0, 0
 
-    def measure(self, observe: Callable[[int], None]) -> None:
-        """Count all batches; `observe` takes the rows of each."""
+    def measure(self, first: int = 0, last: int | None = None, observe: Callable[[int], None] | None = None) -> None:
+        """Count the batches from `first` to before `last`, or to the end; `observe` takes the rows of each."""
 
         def seen(batch: Batch, output: Tensor) -> None:
             self.rows.add(batch.row_ids, batch.columns, output, self._schema, self._model.predicts)
             for part, metrics in self.slices:
                 _measure_slice(part, metrics, batch, output)
-            observe(len(output))
+            if observe is not None:
+                observe(len(output))
 
+        batches = self._feed.batches(0, first * self._job.spec.batch_rows)
         with collecting(self.logged):
-            self.loss, self.count = run_over(self._model, self._feed.batches(0), self.metrics, seen)
+            loss, count = run_over(self._model, islice(batches, None if last is None else last - first), self.metrics, seen)
+        self.loss, self.count = self.loss + loss, self.count + count
+
+    def counts(self) -> MeasuredBatches:
+        """Return the counts so far, for `merge` in another process."""
+        slices = [metrics.state() for _, metrics in self.slices]
+        return MeasuredBatches(self.loss, self.count, self.metrics.state(), slices, self.rows, self.logged.sums())
+
+    def merge(self, other: MeasuredBatches) -> None:
+        """Add the counts of another process."""
+        self.loss, self.count = self.loss + other.loss, self.count + other.rows_counted
+        self.metrics.merge(other.metrics)
+        for (_, metrics), state in zip(self.slices, other.slices, strict=True):
+            metrics.merge(state)
+        self.rows.extend(other.rows)
+        self.logged.add_sums(other.logged)
+
+
+def measure_batches(
+    job: TrainJob,
+    split: Split,
+    metrics: Sequence[str] | None,
+    slices: Sequence[Slice],
+    model: TrainedModel,
+    first: int,
+    last: int,
+) -> MeasuredBatches:
+    """Count some batches of a split, in a helper."""
+    measures = SplitMeasures(job, model, split, metrics, slices)
+    measures.measure(first, last)
+    return measures.counts()
 
 
 def _measure_slice(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:
