@@ -21,7 +21,7 @@ from penstock import __version__
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, print_line, print_note
 from penstock.flows.looking_back import compare, log, report, rows, status, ui
-from penstock.flows.operating import clean, deploy, rollback
+from penstock.flows.operating import clean, deploy, doctor, rollback
 from penstock.flows.options import HERE, File, Json, Set
 from penstock.machine.process import collect_rarely
 from penstock.messages import run_command
@@ -156,7 +156,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | str, ...]] = {
         *(plan, run, "penstock.flows.tune.command:tune", schema),
     ),
     "Look back at runs": (status, log, compare, report, rows, ui),
-    "Use models, and operate": ("penstock.flows.predict.command:predict", rollback, clean, deploy),
+    "Use models, and operate": ("penstock.flows.predict.command:predict", rollback, clean, deploy, doctor),
 }
 """The verbs in the order of the help. One that a plug-in brings is named by its place, and left out if that was deleted."""
 

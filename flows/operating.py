@@ -1,4 +1,4 @@
-"""The verbs of the command that operate a project: roll back, clean, deploy."""
+"""The verbs of the command that operate a project: roll back, clean, deploy, diagnose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.flows.answer import OUT, answer, print_line
 from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
 from penstock.plugins import needed
 
-__all__ = ["clean", "deploy", "rollback"]
+__all__ = ["clean", "deploy", "doctor", "rollback"]
 
 
 def rollback(
@@ -100,3 +100,24 @@ def deploy(
         return result
 
     answer(work, as_json)
+
+
+def doctor(
+    storage: Annotated[str | None, typer.Option(help="Also check this storage, such as s3://bucket/prefix.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check versions, disk, servers and storage; exit code 3 if a run would not work."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.doctor import diagnose
+
+        findings = []
+        for finding in diagnose(storage):
+            findings.append(finding)
+            print_line(f"{finding.status:<4}  {finding.name}: {finding.detail}")
+            if finding.fix:
+                print_line(f"      -> {finding.fix}")
+        healthy = all(finding.status != "fail" for finding in findings)
+        return {"status": "done" if healthy else "trouble", "findings": [finding._asdict() for finding in findings]}
+
+    answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)

@@ -132,7 +132,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "matching", "packed", "state_files")),
         "training/registry/loaded_model.py",
-        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py"),
+        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/verbs/doctor.py"),
         "flows/verbs/probe/",
     ),
 }
