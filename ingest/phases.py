@@ -7,10 +7,9 @@ table or group of batches.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, Literal, TypeVar, get_args
 
 __all__ = [
@@ -19,18 +18,15 @@ __all__ = [
     "PhaseClock",
     "count_fetched",
     "counting",
-    "from_metadata",
     "phase",
-    "running_clock",
     "timed",
-    "to_metadata",
 ]
 
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
 """`fetch`: get shards from a remote store or another node; `read`: open and parse files and shards; `decode`: decode images;
 `transform`: run transforms; `gather`: copy rows into a batch; `augment`: run the recipe's augmentation; `copy`: copy the batch
-to the GPU; `tasks`: wait for a stream while none of its tasks works."""
+to the GPU; `tasks`: wait for the rows of a stream, which its tasks prepare."""
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
@@ -41,8 +37,6 @@ class PhaseClock:
     """Seconds by phase in one process. The time of nested phases counts for the innermost."""
 
     def __init__(self) -> None:
-        self.in_tasks = dict.fromkeys(PHASES, 0.0)
-        """Seconds reported by the tasks of a stream."""
         self.fetched_bytes = 0
         """Bytes of shards from a remote store."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -50,16 +44,9 @@ class PhaseClock:
         self._open = threading.local()
 
     def take(self) -> dict[Phase, float]:
-        """Return the seconds so far and restart from 0. Waits for tasks are divided over the phases of the tasks."""
+        """Return the seconds so far and restart from 0."""
         with self._lock:
             seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
-            in_tasks, self.in_tasks = self.in_tasks, dict.fromkeys(PHASES, 0.0)
-        busy_s = sum(in_tasks.values())
-        explained_s = min(seconds["tasks"], busy_s)
-        if busy_s:
-            seconds["tasks"] -= explained_s
-            for name, spent_s in in_tasks.items():
-                seconds[name] += explained_s * spent_s / busy_s
         return seconds
 
     def enter(self, name: Phase) -> None:
@@ -96,11 +83,6 @@ def counting() -> Iterator[PhaseClock]:
         _running = before
 
 
-def running_clock() -> PhaseClock | None:
-    """Return the running clock of this process."""
-    return _running
-
-
 class phase:
     """Count the block's seconds for a phase: `with phase("gather"):`."""
 
@@ -135,16 +117,3 @@ def count_fetched(num_bytes: int) -> None:
     """Count bytes fetched from a remote store into the node's cache, in any thread."""
     if _running is not None:
         _running.fetched_bytes += num_bytes
-
-
-_KEY = b"penstock.seconds"
-
-
-def to_metadata(seconds: Mapping[Phase, float]) -> dict[bytes, bytes]:
-    """Encode a task's seconds as metadata of a table's schema."""
-    return {_KEY: json.dumps(seconds).encode()}
-
-
-def from_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[Phase, float]:
-    """Decode the seconds that `to_metadata` encoded; empty without them."""
-    return json.loads(metadata[_KEY]) if metadata and _KEY in metadata else {}  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ from penstock.ingest.feed.cached import (
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
 from penstock.ingest.materialize.without_disk import MemoryDataset
-from penstock.ingest.phases import counting, from_metadata, phase, running_clock, to_metadata
+from penstock.ingest.phases import phase
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.length_pools import find_column
@@ -107,24 +107,11 @@ def streamed(
 def _prepared(
     items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float, tasks: int
 ) -> Generator[pa.Table]:
-    clock = running_clock()
-    if clock is not None:
-        tables_of = partial(_counted, tables_of)
     for references in ray_streams(tables_of, items, num_cpus=num_cpus, at_once=tasks, ahead=TABLES_AHEAD):
         for reference in references:
             with phase("tasks"), raising_the_original():
                 table: pa.Table = ray.get(reference)
-            if clock is not None:
-                for name, spent_s in from_metadata(table.schema.metadata).items():
-                    clock.in_tasks[name] += spent_s
             yield table
-
-
-def _counted(tables_of: Callable[[T], Iterator[pa.Table]], item: T) -> Iterator[pa.Table]:
-    """Yield the tables of an item, each with its seconds by phase as metadata. Runs in a task, the only one of its process."""
-    with counting() as clock:
-        for table in tables_of(item):
-            yield table.replace_schema_metadata({**(table.schema.metadata or {}), **to_metadata(clock.take())})
 
 
 def streams_cpus(ranks: int) -> float:

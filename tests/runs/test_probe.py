@@ -21,8 +21,8 @@ def test_probe_of_slow_stream_names_place_and_faster_cache(tmp_path: Path) -> No
     text = file.read_text().replace("materialize: {unit_bytes: 1}\n", "").replace("shuffle: {seed: 5}\n", streams)
     file.write_text(text)
     said = Command("probe", str(file), "--json").finish()
-    assert said["place"] == "transform", said["time"]
-    assert said["advice"] == ADVICE["transform"]
+    assert said["place"] == "tasks", said["time"]
+    assert said["advice"] == ADVICE["tasks"]
     assert len(said["ranks"]) == 2 and all(rank["rows"] for rank in said["ranks"])
     assert said["longest_s"] > 0.4, "a window waits for the step"
     assert said["hints"][0]["set"] == ["materialize.cache=disk"]

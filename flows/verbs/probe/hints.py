@@ -26,7 +26,7 @@ ADVICE = {
     "gather": "rows are copied into batches, from the disk where memory does not hold them",
     "augment": "the recipe's augment: give it fewer operations, or move what is not random to a transform",
     "copy": "batches go to the GPU: smaller dtypes (bytes instead of floats) go faster",
-    "tasks": "Ray works between the tasks of the stream",
+    "tasks": "Ray's tasks prepare the rows of the stream while training reads; a cache prepares them once",
     OTHER: "row numbers are found, batches cut apart and handed over, which costs the same for each batch",
 }
 """Place -> what takes the time there."""

@@ -22,7 +22,7 @@ from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.feed.stream import StreamFeed
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.phases import PhaseClock, counting, phase, timed
+from penstock.ingest.phases import counting, phase, timed
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
@@ -199,19 +199,6 @@ def test_each_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPa
     with phase("copy"):
         now_s[0] += 1
     assert clock.take()["copy"] == 0, "no clock runs"
-
-
-def test_waits_for_tasks_go_to_what_the_tasks_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
-    clock = PhaseClock()
-    clock.enter("tasks")
-    now_s[0] += 5
-    clock.leave()
-    clock.in_tasks |= {"transform": 3.0, "read": 1.0}
-    result = clock.take()
-    assert result["transform"] == pytest.approx(3.0) and result["read"] == pytest.approx(1.0)
-    assert result["tasks"] == pytest.approx(1.0), "more than they worked: Ray's own"
 
 
 def loaded(folder: Path, lines: str) -> LoadedSpec:
