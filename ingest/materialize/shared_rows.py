@@ -1,7 +1,4 @@
-"""Which rows of validation and test are also in another split? Rows are compared by the hashes that units store.
-
-Held-out rows are compared a part at a time, which bounds the memory.
-"""
+"""Which rows of validation and test are also in another split? Rows are compared by the hashes that units store."""
 
 from __future__ import annotations
 
@@ -20,10 +17,6 @@ from penstock.messages import counted
 from penstock.storage import Storage
 
 __all__ = ["SharedRows", "shared_rows"]
-
-PART_ROWS = 1 << 24
-
-_FILTER_BITS = 27
 
 Files = Mapping[str, tuple[SourceFile, ...]]
 """Files of each unit, by its key."""
@@ -52,48 +45,31 @@ def shared_rows(records: Sequence[UnitRecord], files: Files, storage: Storage) -
 
 
 def _shared(records: Sequence[UnitRecord], files: Files, storage: Storage, held_out: Split, other: Split) -> SharedRows | None:
-    rows, first = 0, ""
-    of_rows = sum(record.hashed_rows().get(held_out, 0) for record in records)
-    for part in _parts(records, storage, held_out):
-        wanted = np.unique(np.concatenate([hashes for _, hashes in part]))
-        seen = _seen(wanted, records, storage, other)
-        for record, hashes in part:
-            hits = np.flatnonzero(np.isin(hashes, seen))
-            if len(hits) and not first:
-                place = _place(record, held_out, int(hits[0]), files, storage)
-                first = f"{place} is {_first_place(records, other, hashes[hits[0]], files, storage)}"
-            rows += len(hits)
+    held = list(_hashes(records, storage, held_out))
+    if not held:
+        return None
+    wanted = np.unique(np.concatenate([hashes for _, hashes in held]))
+    seen = np.unique(np.concatenate([wanted[:0], *(_both(hashes, wanted) for _, hashes in _hashes(records, storage, other))]))
+    rows, of_rows, first = 0, sum(len(hashes) for _, hashes in held), ""
+    for record, hashes in held:
+        hits = np.flatnonzero(np.isin(hashes, seen))
+        if len(hits) and not first:
+            place = _place(record, held_out, int(hits[0]), files, storage)
+            first = f"{place} is {_first_place(records, other, hashes[hits[0]], files, storage)}"
+        rows += len(hits)
     return SharedRows(held_out=held_out, other=other, rows=rows, of_rows=of_rows, first=first) if rows else None
+
+
+def _both(hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the hashes that are in `wanted`, which is sorted. Neighbours are found faster, so they are sorted, too."""
+    hashes = np.sort(hashes)
+    return hashes[wanted[np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)] == hashes]
 
 
 def _hashes(records: Sequence[UnitRecord], storage: Storage, split: Split) -> Iterator[tuple[UnitRecord, np.ndarray]]:
     for record in records:
         if split in record.hashed_rows():
             yield record, np.frombuffer(storage.read_bytes(hashes_path(record.key, split)), "<u8")
-
-
-def _parts(records: Sequence[UnitRecord], storage: Storage, split: Split) -> Iterator[list[tuple[UnitRecord, np.ndarray]]]:
-    part: list[tuple[UnitRecord, np.ndarray]] = []
-    for record, hashes in _hashes(records, storage, split):
-        part.append((record, hashes))
-        if sum(len(held) for _, held in part) >= PART_ROWS:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def _seen(wanted: np.ndarray, records: Sequence[UnitRecord], storage: Storage, other: Split) -> np.ndarray:
-    """Select those of the sorted hashes `wanted` that rows of `other` have."""
-    bits = np.uint64(min(_FILTER_BITS, len(wanted).bit_length() + 3))
-    # A table rules out nearly all rows 20 times as fast as a binary search.
-    maybe = np.zeros(1 << int(bits), np.bool_)
-    maybe[wanted >> (np.uint64(64) - bits)] = True
-    found = [wanted[:0]]
-    for _, hashes in _hashes(records, storage, other):
-        candidates = hashes[maybe[hashes >> (np.uint64(64) - bits)]]
-        found.append(np.intersect1d(candidates, wanted))
-    return np.unique(np.concatenate(found))
 
 
 def _first_place(records: Sequence[UnitRecord], split: Split, wanted: np.uint64, files: Files, storage: Storage) -> str:

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError
-from penstock.ingest.materialize import shared_rows
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.unit import committed, hashes_path
 from penstock.ingest.materialize.without_disk import RowSource
@@ -41,8 +40,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 8 << 20])
-def test_shared_rows_are_counted_and_first_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int) -> None:
-    monkeypatch.setattr(shared_rows, "PART_ROWS", 60)
+def test_shared_rows_are_counted_and_first_is_named(tmp_path: Path, unit_bytes: int) -> None:
     source = Source.of(tmp_path, FILES, label="y", validation="val", test="test")
     spec = MaterializeSpec(unit_bytes=unit_bytes, shard_bytes=1000)
     of_train, of_validation = found(source.materialize(spec=spec))
