@@ -1,26 +1,19 @@
-"""How are rows of unequal length gathered? Lists are copied by pyarrow, images decoded by several threads."""
+"""How are rows of unequal length gathered? Lists are copied by pyarrow."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
-from penstock.errors import DataError
 from penstock.ingest.columns.extension_types import Variable
-from penstock.ingest.columns.images import decode_image
 from penstock.ingest.feed.lists import Packed
-from penstock.ingest.schema import ColumnInfo
 
-__all__ = ["ImageDecoder", "Places", "places_of", "take_lists"]
+__all__ = ["Places", "places_of", "take_lists"]
 
 
 Ids = NDArray[np.int64]
@@ -90,35 +83,3 @@ class _ArrayInterface:
 def bytes_at(address: int, size: int) -> NDArray[np.uint8]:
     """View the bytes at an address; the caller keeps that memory alive. ctypes would create a type for each size."""
     return np.asarray(_ArrayInterface(address, size))
-
-
-class ImageDecoder:
-    """Decodes images in as many threads as torch has in this process; Pillow releases the GIL."""
-
-    @functools.cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="penstock-decode")
-
-    def decode(self, info: ColumnInfo, places: Places, out: Tensor) -> None:
-        """Decode images into `out`, uint8 [rows, *info.shape].
-
-        Raises:
-            DataError: an image cannot be decoded, although it was when it was prepared.
-        """
-        memory = bytes_at(places.first, places.size)
-        height, width, channels = info.shape
-        pixels = out.numpy()
-
-        def work(row: int) -> None:
-            start = places.starts[row]
-            content = memory[start : start + places.lengths[row]].data
-            try:
-                decode_image(content, (height, width), "RGB" if channels == 3 else "L", out=pixels[row])
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise DataError(f"an image in column {info.name!r} cannot be decoded any more: {error}") from error
-
-        if torch.get_num_threads() == 1 or len(pixels) == 1:
-            for row in range(len(pixels)):
-                work(row)
-        else:
-            list(self._threads.map(work, range(len(pixels))))

@@ -285,7 +285,7 @@ class RawRows:
 
 
 def _plain(info: ColumnInfo) -> bool:
-    return not info.shape and info.ragged is None and not info.encoded
+    return not info.shape and info.ragged is None
 
 
 _RULES: dict[Reason, str] = {
