@@ -300,7 +300,7 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
     with pytest.raises(DataError, match=r"lists of unequal length") as caught:
         prepare([[1.0], [2.0, 3.0]], lists, {"drop": ["y"]})
     assert "ragged: {columns: [x]}" in caught.value.next_step
-    with pytest.raises(DataError, match="the label 'x' holds lists or images"):
+    with pytest.raises(DataError, match="the label 'x' holds lists"):
         prepare([[1.0]], lists, step, label="x")
     for options, words in (
         ({"pad_value": 0.5}, "pad_value 0.5 is not a value for column 'x' of int64"),
