@@ -89,8 +89,8 @@ class TrainSpec(Section):
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
-    """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
-    `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
+    """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, or `file.py:Name`;
+    with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3

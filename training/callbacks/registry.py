@@ -17,7 +17,5 @@ CALLBACKS: Plugins[Any] = Plugins(
         "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
         "ema": f"{_HERE}.extra.averages:MovingAverage",
         "gradient_norms": f"{_HERE}.extra.gradient_norms:GradientNorms",
-        "json_lines": f"{_HERE}.extra.files:JsonLines",
-        "tensorboard": f"{_HERE}.extra.files:TensorBoard",
     },
 )

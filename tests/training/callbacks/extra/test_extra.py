@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,3 @@ def test_moving_average_is_saved_and_validated(tmp_path: Path) -> None:
         p.values["train/loss"] for p in read_journal(Storage(str(tmp_path / "plain")), 14) if "train/loss" in p.values
     ]
     assert losses == plain_losses  # what is shown changes nothing of what is learned
-
-
-def test_files_hold_each_step_once_after_a_stop(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    more: dict[str, Any] = {"callbacks": ["json_lines", "tensorboard"], "checkpoint": {"every_steps": 4, "every_s": None}}
-    train_alone(make_job(tmp_path, max_steps=6, **more))
-    train_alone(make_job(tmp_path, attempt=2, **more))
-    folder = tmp_path / "run" / "callbacks"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 15))
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 15))
