@@ -21,9 +21,11 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
-from penstock.training.session.kept_rows import OpenFeed, kept_rows
 
 __all__ = ["Shard"]
+
+OpenFeed = Callable[[int, torch.device], Any]
+"""(rows of a global batch, device) -> this rank's feed, or what has its `batches`."""
 
 _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
@@ -163,19 +165,16 @@ class Shard:
         )
 
     def materialize(self) -> Shard:
-        """Return a shard whose epochs all have this rank's rows of the first one, in the same order, from memory.
+        """Return a shard whose epochs all have this rank's rows of the first one, in the same order; the feed reads them again.
 
         Its epochs count as those of the training, so a loop continues in the middle of one.
-
-        Raises:
-            SpecError: the rows take more than half of the free memory, or a column packs rows of several lengths.
         """
         return Shard(
             self._name,
             self._schema,
             self._rows,
             self._shares,
-            kept_rows(self._name, self._schema, self._rows, self._shares, self._open_feed),
+            lambda batch_rows, device: _FirstEpoch(self._open_feed(batch_rows, device)),
             self._device,
             self._passed,
             self._done,
@@ -239,6 +238,16 @@ class Shard:
         self._open = None
         if not self._ended(over.epoch, not over.whole and over.batches == 1):
             self._next = (over.epoch, over.start)
+
+
+@dataclass(frozen=True)
+class _FirstEpoch:
+    """A feed whose epochs are all the first one of another."""
+
+    feed: Any
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        return self.feed.batches(0, start)  # type: ignore[no-any-return]
 
 
 @dataclass
