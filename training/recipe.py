@@ -111,25 +111,24 @@ class Recipe:
         self._user = user
         self._target = target
 
+    def has(self, method: str) -> bool:
+        """Whether the user's class has this method."""
+        return callable(getattr(self._user, method, None))
+
     @property
     def can_predict(self) -> bool:
         """Whether metrics other than the loss can be measured."""
-        return callable(getattr(self._user, "predict", None))
+        return self.has("predict")
 
     @property
-    def has_optimizer(self) -> bool:
-        """Whether the recipe has its own optimizer, so that `train.learning_rate` is not read."""
-        return callable(getattr(self._user, "optimizer", None))
-
-    @property
-    def has_training_step(self) -> bool:
-        """Whether the recipe calls backward and its optimizers itself."""
-        return callable(getattr(self._user, "training_step", None))
+    def can_measure(self) -> bool:
+        """Whether the recipe updates its metrics itself."""
+        return self.has("measure")
 
     def refuse_with_training_step(self, spec: TrainSpec) -> None:
         """Raise SpecError for settings that only penstock's own step honours."""
         asked = {"accumulate": spec.accumulate > 1, "compile": spec.compile, "precision: fp16": spec.precision == "fp16"}
-        problems = [f"train.{name}" for name, set_ in asked.items() if set_ and self.has_training_step]
+        problems = [f"train.{name}" for name, set_ in asked.items() if set_ and self.has("training_step")]
         if problems:
             raise SpecError(
                 f"{self._target} has a training_step() of its own, which calls backward and its optimizers itself",
@@ -137,24 +136,14 @@ class Recipe:
                 next_step="take it out and do it in training_step(), or remove training_step()",
             )
 
-    @property
-    def can_measure(self) -> bool:
-        """Whether the recipe updates its metrics itself."""
-        return callable(getattr(self._user, "measure", None))
-
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Update metrics with one batch's predictions."""
         with self._reraise_in("measure"):
             self._user.measure(metrics, output, batch)
 
-    @property
-    def has_scheduler(self) -> bool:
-        """Whether the recipe has a learning-rate schedule."""
-        return callable(getattr(self._user, "scheduler", None))
-
     def refuse_learning_rate(self, learning_rate: float) -> None:
         """Raise SpecError if the recipe's own optimizer does not read `train.learning_rate`, which is set."""
-        if self.has_optimizer:
+        if self.has("optimizer"):
             code = getattr(self._user.optimizer, "__code__", None)
             line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
             raise SpecError(
@@ -174,11 +163,6 @@ class Recipe:
                 f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
                 next_step='set it in the class: predicts = "probabilities", or predicts = "logits"',
             )
-
-    @property
-    def can_augment(self) -> bool:
-        """Whether the recipe augments batches."""
-        return callable(getattr(self._user, "augment", None))
 
     @property
     def scheduler_every(self) -> Literal["step", "epoch"]:
@@ -207,7 +191,7 @@ class Recipe:
         """
         with self._reraise_in("loss"):
             loss = self._scalar(self._user.loss(model, batch), "loss")
-        if not loss.requires_grad and torch.is_grad_enabled() and not self.has_training_step:
+        if not loss.requires_grad and torch.is_grad_enabled() and not self.has("training_step"):
             raise TrainingError(
                 f"{self._target}: loss() returned a tensor that does not depend on the model's parameters, so there is nothing "
                 "to learn from",
@@ -254,14 +238,14 @@ class Recipe:
         Raises:
             TrainingError: the user's code fails or does not return an optimizer, or the model has no trainable parameter.
         """
-        if not self.has_optimizer:
+        if not self.has("optimizer"):
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             if not trainable:
                 raise TrainingError(f"{self._target}.build_model returned a model without trainable parameters")
             return torch.optim.AdamW(trainable, lr=learning_rate)
         with self._reraise_in("optimizer"):
             optimizer = self._user.optimizer(model)
-        if isinstance(optimizer, dict) and self.has_training_step and optimizer:
+        if isinstance(optimizer, dict) and self.has("training_step") and optimizer:
             if all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in optimizer.items()):
                 return optimizer
             raise TrainingError(f"{self._target}.optimizer returned a dict that is not of names and torch.optim.Optimizer")
@@ -281,7 +265,7 @@ class Recipe:
         Raises:
             TrainingError: the user's code fails, or returns a scheduler whose `step` needs an argument.
         """
-        if not self.has_scheduler:
+        if not self.has("scheduler"):
             return None
         with self._reraise_in("scheduler"):
             scheduler = self._user.scheduler(optimizer)
@@ -297,7 +281,7 @@ class Recipe:
 
     def metrics(self) -> dict[str, Any] | None:
         """Make the recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
-        if not callable(getattr(self._user, "metrics", None)):
+        if not self.has("metrics"):
             return None
         with self._reraise_in("metrics"):
             found = self._user.metrics()

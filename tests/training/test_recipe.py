@@ -56,7 +56,7 @@ def test_recipe_that_is_not_a_class_is_refused() -> None:
 def test_two_methods_are_enough() -> None:
     recipe = load_recipe(code("OnlyLoss"), {})
     model = recipe.build_model(SCHEMA)
-    assert not recipe.can_predict and not recipe.can_augment and recipe.metrics() is None
+    assert not recipe.can_predict and not recipe.has("augment") and recipe.metrics() is None
     optimizer = recipe.optimizer(model, 0.5)
     assert isinstance(optimizer, torch.optim.AdamW) and optimizer.param_groups[0]["lr"] == 0.5
     assert recipe.scheduler(optimizer) is None and recipe.scheduler_every == "step"

@@ -179,7 +179,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     # Weights start the same on every rank and for every number of ranks; later draws differ per rank.
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
-    if recipe.can_augment:
+    if recipe.has("augment"):
         feed.augment_with(in_deterministic_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
     callbacks = load_callbacks(job.callbacks)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed, callbacks)

@@ -150,7 +150,7 @@ def _augment(job: TrainJob, feed: Feed) -> None:
     if job.spec.framework != "torch":
         return
     recipe = load_recipe(job.code, job.spec.params)
-    if recipe.can_augment:
+    if recipe.has("augment"):
         feed.augment_with(in_deterministic_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
 
 

@@ -44,7 +44,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     recipe = load_recipe(code, spec.params)
     device = torch.device("cuda" if spec.gpus != 0 and torch.cuda.is_available() else "cpu")
     model = recipe.build_model(schema).to(device)
-    columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.can_augment else batch.columns
+    columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.has("augment") else batch.columns
     there = {name: column.to(device) for name, column in columns.items()}
     loss = recipe.loss(model, there)
     value = loss.detach().item()
@@ -53,14 +53,14 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
             f"{code.target}: the loss of the first batch is {value}",
             next_step="look at the columns' values (scale, missing values) and at the loss function",
         )
-    if recipe.has_training_step:
+    if recipe.has("training_step"):
         optimizer = recipe.optimizer(model.train(), spec.learning_rate)
         recipe.scheduler(optimizer)
         with recipe.reraise_as_user_error("a step of training"):
             recipe.training_step(model, there, optimizer)
     else:
         loss.backward()  # type: ignore[no-untyped-call]
-    if not recipe.has_training_step and (recipe.has_optimizer or recipe.has_scheduler):
+    if not recipe.has("training_step") and (recipe.has("optimizer") or recipe.has("scheduler")):
         # Not without either: torch loads its compiler with the first optimizer.
         recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
