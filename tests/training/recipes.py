@@ -170,28 +170,10 @@ class Branches(Digits):
 
 
 class Sparse(Branches):
-    """An embedding with sparse gradients, which few batches reach."""
+    """An embedding with sparse gradients."""
 
     def build_model(self, schema):
         return nn.ModuleDict({**super().build_model(schema), "table": nn.Embedding(10, schema.num_classes, sparse=True)})
-
-    def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def loss(self, model, batch):
-        loss, rows = super().loss(model, batch), batch["label"] == 5
-        return loss + (model["table"](batch["label"][rows]).square().sum() / len(rows) if rows.any() else 0.0)
-
-
-class Tied(Linear):
-    """The weight of a sparse embedding is a layer's, too."""
-
-    def build_model(self, schema):
-        return nn.Embedding(10, 64, sparse=True)
-
-    def loss(self, model, batch):
-        logits = batch["image"].flatten(1) @ model.weight.t()
-        return nn.functional.cross_entropy(logits, batch["label"]) + model(batch["label"]).square().mean()
 
 
 class Freezing(Branches):

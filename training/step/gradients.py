@@ -1,6 +1,6 @@
 """How do the gradients of all ranks become one mean, with the same bits in a resumed process? By DDP.
 
-DDP collects gradients in buckets and adds up each bucket over the ranks. Penstock changes four things:
+DDP collects gradients in buckets and adds up each bucket over the ranks. Penstock changes three things:
 
 - **Place of a gradient.** The sum over more than two ranks depends on a value's place in its bucket, and DDP rebuilds the
   buckets after its first backward: a resumed process, which starts with the first buckets, would differ in the last bit. So
@@ -10,9 +10,6 @@ DDP collects gradients in buckets and adds up each bucket over the ranks. Pensto
   its speed. Here each rank's flags are the gradient of one more parameter in a bucket.
 - **Parameters that no rank reached in a step** keep no gradient, so that weight decay and momentum leave them alone, as they do
   on a single rank.
-- **Sparse gradients** of embeddings. Gloo's sum of sparse tensors corrupts memory beside another sum (torch 2.13: two
-  `all_reduce` at once, one of them sparse, crash a process within minutes), and NCCL has none. So DDP ignores them, and their
-  rows are gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +19,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock.errors import TrainingError
 from penstock.training.recipe import Columns, Recipe
 
 __all__ = ["Gradients", "MeanGradients"]
@@ -105,31 +100,18 @@ class MeanGradients(Gradients):
     ) -> None:
         super().__init__(recipe, model, callee, autocast, scaler)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-        sparse = {id(module.weight) for module in embeddings if module.sparse}
-        self._sparse = [index for index, parameter in enumerate(self._trained) if id(parameter) in sparse]
         first = self._trained[0]
         self._all = torch.ones(len(self._trained), dtype=first.dtype, device=first.device)
         # Its gradient holds a flag for each parameter: whether this rank reached it.
         self._reached = nn.Parameter(torch.zeros_like(self._all))
-        self._wrap(_LossModule(recipe, model, callee, autocast, self._reached))
+        self._module = DistributedDataParallel(_LossModule(recipe, model, callee, autocast, self._reached))
+        self._module(None)
+        for parameter in [*reversed(self._trained), self._reached]:
+            torch.autograd.backward([parameter], [torch.zeros_like(parameter)])
+        self._module.zero_grad()  # the last backward has completed the sum
         self._hooked: set[int] = set()
         for index, parameter in enumerate(self._trained):
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._hooked.add(index))
-
-    def _wrap(self, module: nn.Module) -> None:
-        sparse = {id(self._trained[index]) for index in self._sparse}
-        named = module.named_parameters(remove_duplicate=False)
-        ignored = [name for name, parameter in named if id(parameter) in sparse]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-        for index in self._sparse:
-            dist.broadcast(self._trained[index].detach(), src=0)  # as DDP does for dense ones
-        self._module = DistributedDataParallel(module)
-        self._module(None)
-        dense = [parameter for parameter in self._trained if id(parameter) not in sparse]
-        for parameter in [*reversed(dense), self._reached]:
-            torch.autograd.backward([parameter], [torch.zeros_like(parameter)])
-        self._module.zero_grad()  # the last backward has completed the sum
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
         """See `Gradients.add`; with the last part a collective."""
@@ -148,56 +130,15 @@ class MeanGradients(Gradients):
         if unused:
             reached = reached.clone()
             reached[unused] = 0
-        parameters = [self._trained[index] for index in late if index not in self._sparse]
+        parameters = [self._trained[index] for index in late]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the recipe, after it was built
         for parameter in frozen:
             parameter.requires_grad_(True)
         torch.autograd.backward([*parameters, self._reached], [*map(torch.zeros_like, parameters), reached])
         for parameter in frozen:
             parameter.requires_grad_(False)
-        self._complete_sparse()
         counted, self._reached.grad = self._reached.grad, None
         if unused and counted is not None:  # else no wait for the device
             for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None
-
-    def _complete_sparse(self) -> None:
-        """Replace sparse gradients by their mean over the ranks; every rank sends as many rows as the rank with most."""
-        if not self._sparse:
-            return
-        parameters = [self._trained[index] for index in self._sparse]
-        own = [_rows_of(parameter) for parameter in parameters]
-        ranks = dist.get_world_size()
-        counts = torch.zeros(ranks, len(own), dtype=torch.int64)
-        counts[dist.get_rank()] = torch.tensor([len(rows) for rows, _ in own])
-        counts = counts.to(parameters[0].device)
-        dist.all_reduce(counts)
-        for parameter, parts, numbers in zip(parameters, own, counts.t().tolist(), strict=True):
-            rows, values = (_gather_rows(part, numbers) for part in parts)
-            mean = torch.sparse_coo_tensor(rows[None], values / ranks, parameter.shape, check_invariants=True)
-            parameter.grad = mean.coalesce()
-
-
-def _rows_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of a parameter that have a gradient on this rank, int64[n], and their gradients, [n, ...]."""
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.new_empty(0, *parameter.shape[1:])
-    if not gradient.is_sparse:
-        raise TrainingError(
-            f"the weight {list(parameter.shape)} of an embedding with sparse=True has a dense gradient: another layer uses it",
-            next_step="take sparse=True from the embedding, or give the other layer a weight of its own",
-        )
-    gradient = gradient.coalesce()
-    return gradient.indices()[0], gradient.values()
-
-
-def _gather_rows(own: Tensor, numbers: list[int]) -> Tensor:
-    """Gather all ranks' rows, in the order of the ranks. A collective."""
-    padded = own.new_zeros(max(numbers), *own.shape[1:])
-    padded[: len(own)] = own
-    everyones = [torch.empty_like(padded) for _ in numbers]
-    if len(padded):
-        dist.all_gather(everyones, padded)
-    return torch.cat([theirs[:number] for theirs, number in zip(everyones, numbers, strict=True)])

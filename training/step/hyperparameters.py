@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.errors import ResumeError
-from penstock.training.step.several import SeveralOptimizers
+from penstock.training.step.several import Several
 
 __all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of", "replay"]
 
@@ -28,10 +28,10 @@ _NO_OPTIONS = ("params", "param_names")
 _SHORT = 40
 
 
-def hyperparameters_of(optimizer: Optimizer | SeveralOptimizers, scheduler: Any, every: str) -> dict[str, str]:
+def hyperparameters_of(optimizer: Optimizer | Several, scheduler: Any, every: str) -> dict[str, str]:
     """Describe a new optimizer and schedule: name to value as JSON, a list where parameter groups differ."""
     groups = [{name: value for name, value in group.items() if name not in _NO_OPTIONS} for group in optimizer.param_groups]
-    found = {OPTIMIZER: optimizer.kind if isinstance(optimizer, SeveralOptimizers) else type(optimizer).__name__}
+    found = {OPTIMIZER: optimizer.kind if isinstance(optimizer, Several) else type(optimizer).__name__}
     for name in dict.fromkeys(name for group in groups for name in group):
         values = [_text(group.get(name)) for group in groups]
         found[name] = values[0] if len(set(values)) == 1 else f"[{', '.join(values)}]"

@@ -31,7 +31,7 @@ from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
 from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
 from penstock.training.step.own_step import OwnStep
-from penstock.training.step.several import SeveralOptimizers, SeveralSchedules
+from penstock.training.step.several import Several
 
 __all__ = ["Learner"]
 
@@ -65,14 +65,16 @@ class Learner:
         self._recipe = recipe
         self._group = group
         self.model = model.to(group.device)
+        if group.world_size > 1:
+            _refuse_sparse(model)
         # dynamic=False: one kernel per shape, so that a resumed process has the same kernels as one after a short batch.
         self.callee: nn.Module = torch.compile(self.model, dynamic=False) if spec.compile else self.model  # type: ignore[assignment]
         made = recipe.optimizer(self.model, spec.learning_rate)
         self.made_optimizer = made
         """The result of the recipe's `optimizer`."""
-        self.optimizer: Any = SeveralOptimizers(made) if isinstance(made, dict) else made
+        self.optimizer: Any = Several(made) if isinstance(made, dict) else made
         schedule = recipe.scheduler(made)
-        self.scheduler: Any = SeveralSchedules(schedule) if isinstance(schedule, dict) else schedule
+        self.scheduler: Any = Several(schedule) if isinstance(schedule, dict) else schedule
         _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
@@ -80,7 +82,7 @@ class Learner:
         """As set by the recipe, before the first step."""
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         self._learns: OwnStep | Gradients
-        if recipe.has_training_step:
+        if recipe.has("training_step"):
             seen = partial(self.callbacks.call, "gradients")
             self._learns = OwnStep(recipe, self.model, self.optimizer, group, self.autocast, spec.clip_norm, seen)
         else:
@@ -221,7 +223,9 @@ class Learner:
         try:
             self.model.load_state_dict({**weights, **training.get("trained", {}), **training["extra"]})
             self.optimizer.load_state_dict(training["optimizer"])
-            self._keep_dtypes(training["optimizer"])
+            parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
+            for name, part in parts.items():
+                _keep_dtypes(part, training["optimizer"][name] if name else training["optimizer"])
             if self.scheduler is not None and not changed:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -238,14 +242,15 @@ class Learner:
             self.scaler.load_state_dict(training["scaler"])
         return changed
 
-    def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
-        """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        for index, values in saved["state"].items():
-            state = self.optimizer.state[parameters[index]]
-            for name, value in values.items():
-                if isinstance(value, Tensor) and state[name].dtype != value.dtype:
-                    state[name] = value.to(state[name].device)
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in saved["state"].items():
+        state = optimizer.state[parameters[index]]
+        for name, value in values.items():
+            if isinstance(value, Tensor) and state[name].dtype != value.dtype:
+                state[name] = value.to(state[name].device)
 
 
 def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str] = ()) -> list[tuple[Columns | None, int]]:
@@ -257,6 +262,16 @@ def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str
     if count == 1:
         return [(batch, rows)]
     return [(batch_rows_of(batch, a, b, packed), b - a) for a, b in itertools.pairwise(edges)]
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    """Refuse sparse gradients on several ranks: Gloo's sum of them corrupts memory (torch 2.13), and NCCL has none."""
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise TrainingError(
+                f"{type(module).__name__} {name!r} has sparse=True, whose gradients several workers cannot add up",
+                next_step="take sparse=True from it, or set train.workers to 1",
+            )
 
 
 def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:

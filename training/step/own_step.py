@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from penstock.errors import TrainingError
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
-from penstock.training.step.several import SeveralOptimizers
+from penstock.training.step.several import Several
 
 __all__ = ["OwnStep"]
 
@@ -37,7 +37,7 @@ class OwnStep:
         self,
         recipe: Recipe,
         model: nn.Module,
-        optimizer: Optimizer | SeveralOptimizers,
+        optimizer: Optimizer | Several,
         group: Group,
         autocast: Callable[[], Any],
         clip_norm: float | None,
@@ -45,7 +45,7 @@ class OwnStep:
     ) -> None:
         self._recipe, self._model, self._group = recipe, model, group
         self._autocast, self._clip_norm, self._on_gradients = autocast, clip_norm, on_gradients
-        self._optimizers: Any = optimizer.parts if isinstance(optimizer, SeveralOptimizers) else optimizer
+        self._optimizers: Any = optimizer.parts if isinstance(optimizer, Several) else optimizer
         self._share = 1.0
         self._buffers = list(model.buffers())
         self.loss_s = 0.0
@@ -86,11 +86,6 @@ class OwnStep:
         self._on_gradients()
 
     def _average(self, parameters: list[Tensor]) -> None:
-        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
-            raise TrainingError(
-                "an embedding with sparse=True does not work with training_step() on several workers",
-                next_step="take sparse=True from the embedding, or set train.workers to 1",
-            )
         flat = [torch.zeros_like(p) if p.grad is None else p.grad * self._share for p in parameters]
         reached = torch.tensor([float(p.grad is not None) for p in parameters], device=self._group.device)
         summed = torch.cat([*(gradient.float().reshape(-1) for gradient in flat), reached])
