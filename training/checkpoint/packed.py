@@ -1,20 +1,16 @@
-"""How is state copied while training goes on, and a tree of tensors packed into one block of bytes?
+"""How is a tree of tensors copied while training goes on?
 
 A GPU copies into pinned memory by itself: only the reader of the copy waits. Its later work comes after the copies, so they
-hold the state of the moment of the call. An optimizer of a small network has dozens of tensors, and storing each by itself
-costs more than copying it: a checkpoint holds one block, and a small tree of numbers and names.
+hold the state of the moment of the call.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import logging
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,11 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 _PLACE = "\0tensor"
-"""In the tree, `{_PLACE: index}` replaces a tensor."""
-
-_ALIGN_BYTES = 64
-
-_PADDING = torch.zeros(_ALIGN_BYTES, dtype=torch.uint8)
+"""In the tree, `{_PLACE: name}` replaces a tensor."""
 
 
 def pack(value: Any) -> dict[str, Any]:
@@ -41,66 +33,30 @@ def pack(value: Any) -> dict[str, Any]:
     Copies from a GPU are asynchronous: see `after_copy`.
 
     Returns:
-        `tree`, `layout` (JSON: dtype and shape of each tensor) and `bytes` (uint8[n]). torch.load reads it with
-        weights_only=True, if it reads the tree's other leaves.
+        `tree`, which torch.load reads with weights_only=True if it reads the other leaves, and `tensors`, by name.
     """
-    found: list[Tensor] = []
-    tree = _without_tensors(value, found)
-    layout = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in found]
-    return {"tree": tree, "layout": json.dumps(layout), "bytes": _one_block(found, layout)}
+    tensors: dict[str, Tensor] = {}
+    return {"tree": _without_tensors(value, tensors), "tensors": tensors}
 
 
-def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]]) -> Tensor:
-    block = _host_memory([sum(_room(tensor.nbytes) for tensor in tensors)], torch.uint8, like=tensors)
-    if tensors and all(map(_is_bytes, tensors)):  # one call for all, instead of five for each
-        pieces = []
-        for tensor in tensors:
-            pieces += [tensor.reshape(-1).view(torch.uint8), _PADDING[: -tensor.nbytes % _ALIGN_BYTES]]
-        return torch.cat(pieces, out=block)
-    first = 0
-    for tensor, place in zip(tensors, _views(layout, block), strict=True):
-        place.copy_(tensor, non_blocking=True)
-        block[first + tensor.nbytes : first + _room(tensor.nbytes)] = 0
-        first += _room(tensor.nbytes)
-    return block
+def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Restore the tree."""
+    if type(tree) is dict and tree.keys() == {_PLACE}:
+        return tensors[tree[_PLACE]]
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, unpack(item, tensors)) for key, item in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(unpack(item, tensors) for item in tree)
+    return tree
 
 
-def _is_bytes(tensor: Tensor) -> bool:
-    """Whether the tensor can be seen as its bytes without a copy."""
-    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
-def unpack(packed: dict[str, Any]) -> Any:
-    """Restore the tree.
-
-    Each tensor gets its own memory: one small number must not keep the block alive, and torch 2.13 sets a generator (a module
-    may keep one in its extra state) from the beginning of a tensor's storage.
-    """
-    views = _views(json.loads(packed["layout"]), packed["bytes"])
-    return _with_tensors(packed["tree"], [view.clone() for view in views])
-
-
-def _views(layout: Iterable[tuple[str, Sequence[int]]], block: Tensor) -> list[Tensor]:
-    views, first = [], 0
-    for name, shape in layout:
-        dtype = getattr(torch, name)
-        size_bytes = math.prod(shape) * dtype.itemsize
-        views.append(block[first : first + size_bytes].view(dtype).view(shape))
-        first += _room(size_bytes)
-    return views
-
-
-def _room(size_bytes: int) -> int:
-    return math.ceil(size_bytes / _ALIGN_BYTES) * _ALIGN_BYTES
-
-
-def _without_tensors(value: Any, found: list[Tensor]) -> Any:
+def _without_tensors(value: Any, found: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
-        if not plain or value.is_quantized or value.is_nested:
+        if not plain or value.is_quantized or value.is_nested or value.dtype is torch.complex128:  # not safetensors'
             return value.detach().to("cpu", copy=True)
-        found.append(value.detach().resolve_conj().resolve_neg() if value.is_cuda else value.detach())
-        return {_PLACE: len(found) - 1}
+        found[name := f"training.{len(found)}"] = copied(value)
+        return {_PLACE: name}
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _without_tensors(item, found)) for key, item in value.items())
     if type(value) in (list, tuple):
@@ -108,25 +64,14 @@ def _without_tensors(value: Any, found: list[Tensor]) -> Any:
     return copy.deepcopy(value)  # a Counter, a number, a string: kept as it is
 
 
-def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    if type(value) is dict and value.keys() == {_PLACE}:
-        return tensors[value[_PLACE]]
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _with_tensors(item, tensors)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
-    return value
-
-
 def copied(tensor: Tensor) -> Tensor:
     """Copy a tensor to the CPU, contiguous. A GPU's copy is asynchronous: see `after_copy`."""
     source = tensor.detach()
-    if source.is_cuda:
-        source = source.resolve_conj().resolve_neg()  # on the GPU: a lazy one would be done here, too early
-    if not source.is_cuda or source.layout is not torch.strided:
-        return source.to("cpu", copy=True).contiguous()
-    copy = _host_memory(source.shape, source.dtype, like=[source])
-    return copy.copy_(source.contiguous(), non_blocking=True)
+    if source.layout is not torch.strided:
+        return source.to("cpu", copy=True)
+    source = source.resolve_conj().resolve_neg().contiguous()
+    with _unfilled():
+        return _host_memory(source.shape, source.dtype, source.is_cuda).copy_(source, non_blocking=True)
 
 
 def after_copy(value: T, device: torch.device) -> Callable[[], T]:
@@ -142,16 +87,15 @@ def after_copy(value: T, device: torch.device) -> Callable[[], T]:
     return arrived
 
 
-def _host_memory(shape: Sequence[int], dtype: torch.dtype, like: Iterable[Tensor]) -> Tensor:
-    """Allocate CPU memory of arbitrary content; pinned if a tensor of `like` is on a GPU and so much can be pinned."""
-    make = partial(torch.empty, tuple(shape), dtype=dtype, device="cpu")
-    with _unfilled():
-        if any(tensor.is_cuda for tensor in like):
-            try:
-                return make(pin_memory=True)
-            except RuntimeError:
-                _log.warning("no memory can be pinned for a copy of the training state: training waits while it is copied")
-        return make()
+def _host_memory(shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
+    """Allocate CPU memory of arbitrary content, pinned if so much can be pinned."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=pinned)
+    except RuntimeError:
+        if not pinned:
+            raise
+        _log.warning("no memory can be pinned for a copy of the training state: training waits while it is copied")
+        return _host_memory(shape, dtype, False)
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """What do the two files of a torch checkpoint contain, and how are weights digested?
 
-Both are safetensors files. One holds the weights by name. The other holds blocks of bytes: `training` and `tree`, as packed.py
-makes them of the training state, and `ranks`, the random generators as training/rng.py captures them.
+Both are safetensors files. One holds the weights by name. The other holds the tensors of the training state and `tree`, the
+rest of it (packed.py), and `ranks`, the random generators as training/rng.py captures them.
 """
 
 from __future__ import annotations
 
-import functools
 import io
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +98,10 @@ def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
         training: optimizer, scheduler, gradient scaler and extra state, packed.
         ranks: each rank's random generators, uint8[ranks, n].
     """
-    tree = _saved(pickle.dumps({name: training[name] for name in ("tree", "layout")}))
-    return NamedTensors({"training": training["bytes"], "tree": tree, "ranks": ranks.contiguous()})
+    stream = io.BytesIO()
+    torch.save(training["tree"], stream)
+    tree = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+    return NamedTensors({**training["tensors"], "tree": tree, "ranks": ranks.contiguous()})
 
 
 def weights_of(files: Storage) -> dict[str, Tensor]:
@@ -113,16 +113,4 @@ def training_of(files: Storage) -> dict[str, Any]:
     """Read optimizer, scheduler and scaler state, and `ranks`, each rank's random generators: uint8[ranks, n], on the CPU."""
     blocks = safetensors.torch.load(files.read_bytes(TRAINING))
     tree = torch.load(io.BytesIO(blocks["tree"].numpy().tobytes()), map_location="cpu", weights_only=True)
-    return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
-
-
-@functools.lru_cache(maxsize=1)
-def _saved(pickled: bytes) -> Tensor:
-    """Return the bytes of torch.save, cached: they are often the same, and saving takes fifty times as long.
-
-    Args:
-        pickled: by this process, a moment ago, as a key for the cache. Nothing that was stored is ever unpickled.
-    """
-    stream = io.BytesIO()
-    torch.save(pickle.loads(pickled), stream)
-    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+    return {**unpack(tree, blocks), "ranks": blocks["ranks"]}

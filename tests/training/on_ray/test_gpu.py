@@ -84,5 +84,5 @@ def test_save_holds_the_state_of_its_call(tmp_path: Path) -> None:
     weights, training = (copy() for copy in copies)
     assert weights.keys() == wanted.keys()
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
-    kept = unpack(training)["optimizer"]["state"].values()
+    kept = unpack(**training)["optimizer"]["state"].values()
     assert all(torch.equal(state["exp_avg"], average) for state, average in zip(kept, averages, strict=True))

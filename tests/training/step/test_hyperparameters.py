@@ -63,7 +63,7 @@ def saved_by(made: Learner) -> tuple[Any, ...]:
     stream = io.BytesIO()
     torch.save(made.copy_training()(), stream)
     stream.seek(0)
-    training = unpack(torch.load(stream, weights_only=True))
+    training = unpack(**torch.load(stream, weights_only=True))
     return copy.deepcopy(made.copy_weights()()), training, json.loads(json.dumps(made.hyperparameters))
 
 
