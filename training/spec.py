@@ -89,8 +89,8 @@ class TrainSpec(Section):
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
-    """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, or `file.py:Name`;
-    with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
+    """What else happens while training runs: `early_stopping`, `ema`, or `file.py:Name`; with options as
+    `early_stopping: {patience: 3}` (docs/callbacks.md)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
@@ -186,12 +186,6 @@ class PromoteSpec(Section):
     """Slice (`country=France`), or a column of `evaluate.slices` for each of its slices: the metric's worst value there."""
     otherwise: Annotated[Literal["keep", "move"], OnResume.FREE] = "keep"
     """What the alias does where the two cannot be compared, such as when a column that the old model needs is gone."""
-
-    @field_validator("metric", mode="before")
-    @classmethod
-    def _one_word(cls, metric: Any) -> Any:
-        """Accept the split's whole name, too."""
-        return metric.replace("validation/", "val/", 1) if isinstance(metric, str) else metric
 
 
 class RegisterSpec(Section):

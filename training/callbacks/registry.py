@@ -16,6 +16,5 @@ CALLBACKS: Plugins[Any] = Plugins(
     {
         "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
         "ema": f"{_HERE}.extra.averages:MovingAverage",
-        "gradient_norms": f"{_HERE}.extra.gradient_norms:GradientNorms",
     },
 )

@@ -162,7 +162,7 @@ def test_sweep_metric_must_be_measured(tmp_path: Path) -> None:
     for metric, *more in (
         ["val/kl"],
         ["val/auroc", "train.checkpoint.best={metric: val/auroc, mode: max}"],
-        ["val/mine", "train.callbacks=[gradient_norms]"],
+        ["val/mine", "train.callbacks=[ema]"],
     ):
         assert tried(metric, *more)["rows"] == 2
     with file.with_name("model.py").open("a") as model:

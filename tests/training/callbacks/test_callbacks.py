@@ -109,5 +109,5 @@ def test_invalid_callback_is_refused_before_training(entry: CallbackCode, proble
 
 def test_entry_is_one_name() -> None:
     with pytest.raises(ValueError, match="one name with its options"):
-        TrainSpec(recipe="a.py:A", callbacks=[{"ema": {}, "gradient_norms": {}}])
+        TrainSpec(recipe="a.py:A", callbacks=[{"ema": {}, "early_stopping": {}}])
     assert issubclass(SpecError, PenstockError)

@@ -22,14 +22,14 @@ def newest(folder: Path, run: str) -> Checkpoint:
 
 
 def test_resumed_run_ends_as_a_whole_one(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"callbacks": ["gradient_norms", {"ema": {"decay": 0.5}}], "validate_every_steps": 2}
+    more: dict[str, Any] = {"callbacks": [{"ema": {"decay": 0.5}}], "validate_every_steps": 2}
     whole = train_alone(make_job(tmp_path, run="whole", **more))
     for attempt, max_steps in enumerate([4, whole.state.step - 2, None], start=1):
         parts = train_alone(make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **more))
     one, two = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
     assert parts.state == whole.state and one.weights_digest == two.weights_digest and one.metrics == two.metrics
     points = [p for p in read_journal(Storage(str(tmp_path / "parts")), 99) if "train/loss" in p.values]
-    assert len(points) == whole.state.step and all(p.values["train/gradient_norm"] > 0 for p in points)
+    assert len(points) == whole.state.step
 
 
 def test_moving_average_is_saved_and_validated(tmp_path: Path) -> None:
