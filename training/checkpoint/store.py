@@ -305,18 +305,15 @@ class CheckpointStore:
             content = folder.read_bytes(MANIFEST)
         except FileNotFoundError:
             return None
-        with contextlib.suppress(ValidationError):
-            return Checkpoint(name, CheckpointManifest.model_validate_json(content), folder)
         try:
             data = json.loads(content)
         except ValueError as error:
             return f"{MANIFEST} is not JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
         if isinstance(version, int) and version != VERSION:
-            fresh = "start over with `penstock run FILE --fresh`"
             raise CheckpointError(
                 f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
-                next_step=fresh if version < VERSION else f"run with the penstock that wrote it, or {fresh}",
+                next_step="run with the penstock that wrote it, or start over with `penstock run FILE --fresh`",
             )
         try:
             return Checkpoint(name, CheckpointManifest.model_validate(data), folder)
