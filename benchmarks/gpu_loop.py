@@ -25,8 +25,8 @@ from benchmarks.loop import Quiet, train_job
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, rows_per_s, save
 from penstock.ingest.feed.batch import Batch
-from penstock.training.loop import rank_zero as reporting
-from penstock.training.loop.rank_zero import FirstRank
+from penstock.training.loop import observer as reporting
+from penstock.training.loop.observer import FirstRank
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState

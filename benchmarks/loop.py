@@ -38,8 +38,7 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.events import Event
 from penstock.training.job import TrainJob
-from penstock.training.loop.observer import RankObserver
-from penstock.training.loop.rank_zero import FirstRank
+from penstock.training.loop.observer import FirstRank, Observer
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
@@ -93,15 +92,15 @@ class CheckpointTimer:
 
     def __init__(self) -> None:
         self._began: list[float] = []
-        method = RankObserver.batch
+        method = Observer.batch
 
-        def stamped(observer: RankObserver, step: int, epoch: int, batch: Batch) -> None:
+        def stamped(observer: Observer, step: int, epoch: int, batch: Batch) -> None:
             if step == 0:
                 self._began.clear()
             self._began.append(time.perf_counter())
             method(observer, step, epoch, batch)
 
-        RankObserver.batch = FirstRank.batch = stamped  # type: ignore[method-assign]
+        Observer.batch = FirstRank.batch = stamped  # type: ignore[method-assign]
 
     def shares(self, warm_steps: int) -> list[float]:
         """The time that each checkpoint of the last training has added, as a part of the `EVERY` steps it is for."""

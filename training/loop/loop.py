@@ -93,7 +93,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 learner.end_epoch()
                 state = state.next_epoch()
             callbacks.after_step(state, epoch_done=epoch_done)
-            exchange.record(loss, got_s - asked_s, learner.loss_s)
+            exchange.record(loss, got_s - asked_s)
             done_s = time.perf_counter()
             times.append(StepTimes(now_ms(), done_s - asked_s, got_s - asked_s, batch.global_rows, learning_rate, epoch))
             asked_s = done_s

@@ -1,22 +1,35 @@
-"""Which calls does the loop make to report steps, to save, and to learn about a stop?"""
+"""How are steps reported, checkpoints written and a stop obeyed? The loop calls an observer on each rank; rank 0's does it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import IO
 
 from torch import Tensor
 
 from penstock.ingest.feed.batch import Batch
-from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.exactness import with_reason
+from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.state_files import torch_snapshot, training_file
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
+from penstock.training.step.learner import Learner
 
-__all__ = ["Observer", "StepTimes"]
+__all__ = ["FirstRank", "Observer", "StepTimes", "open_first_rank", "rank_observer"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +105,176 @@ class Observer:
     def _generators(self) -> Callable[[], Tensor]:
         """Begin to gather the random generators of all ranks; the result waits for them: uint8[ranks, n]. A collective."""
         return self._group.gather(capture_rng(self._group.device))
+
+
+class FirstRank(Observer):
+    """Rank 0's observer.
+
+    Args:
+        job: the training.
+        group: the ranks.
+        courier: takes events to the driver.
+        writer: writes checkpoints in the background.
+        learner: its state is saved.
+        facts: the part that is the same in every checkpoint of this worker group.
+        rows_file: as for every rank.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        group: Group,
+        courier: Courier,
+        writer: CheckpointWriter,
+        learner: Learner,
+        facts: CheckpointFacts,
+        rows_file: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(group, rows_file)
+        self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
+        self._clock = clock
+        self._saved_s = clock()
+        self._unsealed: list[Point] = []
+        self._warned_not_finite = False
+
+    def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
+        """Report the resume to the driver."""
+        step, name = checkpoint.manifest.step, checkpoint.name
+        self._courier.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
+
+    @property
+    def exactness(self) -> str:
+        """The `exactness` that the next checkpoint will record."""
+        return self._facts.exactness
+
+    def nondeterministic_op(self, operation: str) -> None:
+        """Record it in checkpoints from now on, and warn the driver once."""
+        exactness = with_reason(self._facts.exactness, f"{operation} is not deterministic")
+        if exactness != self._facts.exactness:
+            self._facts = self._facts.model_copy(update={"exactness": exactness})
+            self._courier.post(
+                Warned(message=f"torch has no deterministic {operation} for this device: weights may differ in their last bits")
+            )
+
+    def wants(self) -> tuple[bool, bool]:
+        """Want a stop when the driver requested one, and a save when `every_s` has passed and the writer is free."""
+        self._writer.check()
+        every_s = self._job.spec.checkpoint.every_s
+        due = every_s is not None and self._clock() - self._saved_s >= every_s
+        return self._courier.stop_requested.is_set(), due and not self._writer.busy
+
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
+        """Turn steps into points and progress."""
+        first = last_step - len(times) + 1
+        for step, (time_, loss, own) in enumerate(zip(times, met.losses, met.own, strict=True), start=first):
+            values = {
+                **own,
+                "train/loss": loss,
+                "train/lr": time_.learning_rate,
+                "train/rows_per_s": time_.global_rows / max(time_.step_s, 1e-9),
+                "train/step_s": time_.step_s,
+                "train/data_wait_s": time_.data_wait_s,
+                "train/epoch": float(time_.epoch),
+            }
+            if step == last_step and len(met.waits_s) > 1:
+                values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
+            self._add(Point(time_.t_ms, step, values))
+            warns = self._job.spec.on_nan == "warn"
+            if warns and not math.isfinite(loss) and not self._warned_not_finite:
+                self._warned_not_finite = True
+                self._courier.post(Warned(message=f"the training loss is {loss} at step {step:,}"))
+        seconds = sum(time_.step_s for time_ in times)
+        rows_per_s = sum(time_.global_rows for time_ in times) / max(seconds, 1e-9)
+        total = self._job.total_steps
+        self._courier.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
+
+    def validated(self, step: int, metrics: dict[str, float]) -> None:
+        """Turn a validation into a point."""
+        self._add(Point(now_ms(), step, metrics))
+
+    def notify(self, message: str) -> None:
+        """Send the driver a notice."""
+        self._courier.post(Notice(message=message))
+
+    def save(self, state: TrainState, measured: dict[str, float]) -> None:
+        """Copy the state to memory and write it in the background. A collective.
+
+        Raises:
+            CheckpointError, RuntimeError, TrainingError: from the write before, as `CheckpointWriter.submit`.
+        """
+        self._group.together(self._writer.wait)  # before the copy: at most one is held
+        generators = self._generators()
+        weights, training = self._learner.copy_weights(), self._learner.copy_training()
+        update = {
+            "step": state.step,
+            "epoch": state.epoch,
+            "position": state.position,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in measured.items()},
+        }
+        facts = self._facts.model_copy(update=update)
+        points, self._unsealed = self._unsealed, []
+        self._courier.post(Saving(step=state.step))
+
+        def completed() -> Snapshot:
+            state_file = training_file(training(), generators())
+            return torch_snapshot(facts, weights(), state_file, refuses_nan=self._job.spec.on_nan == "stop")
+
+        self._writer.submit(completed, points)
+        self._saved_s = self._clock()
+
+    def finish(self) -> str | None:
+        """Wait for the last checkpoint to be committed.
+
+        Raises:
+            CheckpointError, RuntimeError, TrainingError: from the last write, as `CheckpointWriter.submit`.
+        """
+        return self._writer.wait()
+
+    def _add(self, point: Point) -> None:
+        self._unsealed.append(point)
+        self._courier.post(point)
+        self._learner.callbacks.call("logged", point.step, dict(point.values))
+
+
+@contextmanager
+def rank_observer(
+    job: TrainJob,
+    group: Group,
+    client: MailboxClient,
+    learner: Learner,
+    facts: CheckpointFacts,
+    store: CheckpointStore,
+) -> Iterator[Observer]:
+    """Make the observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
+
+    Args:
+        store: rank 0 writes to it and has taken it over.
+    """
+    with ExitStack() as closes:
+        rows_file = closes.enter_context(_rows_file(job, group.rank))
+        if not group.is_first:
+            yield Observer(group, rows_file)
+            return
+        yield FirstRank(job, group, *open_first_rank(closes, job, client, facts.step, store), learner, facts, rows_file)
+
+
+def open_first_rank(
+    closes: ExitStack, job: TrainJob, client: MailboxClient, step: int, store: CheckpointStore
+) -> tuple[Courier, CheckpointWriter]:
+    """Open rank 0's courier to the driver and writer of checkpoints until `closes` ends; training begins after `step`."""
+    store.check_not_replaced()
+    # Segments sealed beyond the checkpoint belong to steps that are now executed again.
+    truncate_journal(job.run_storage, step)
+    courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
+    writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
+    return courier, closes.enter_context(closing(writer))
+
+
+def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:
+    if not job.record_rows:
+        return nullcontext(None)
+    path = job.run_storage.local_path(f"rows/{job.attempt}-{rank}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "a", encoding="utf-8")

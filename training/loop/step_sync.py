@@ -1,7 +1,7 @@
 """What do the ranks exchange between steps, and how often?
 
 One small sum over the ranks carries rank 0's decisions (stop, save, when to meet next), every rank's part of the losses since
-the last exchange, and how long each rank waited for rows and computed. Values that user code logs follow in a second sum. All
+the last exchange, and how long each rank waited for rows. Values that user code logs follow in a second sum. All
 ranks then act alike, and no step waits for a collective of its own or for the device to report a loss.
 """
 
@@ -39,8 +39,8 @@ class Decision:
     """Global mean loss of each step since the last exchange."""
     own: list[dict[str, float]]
     """Values that user code logged in each of these steps, over all ranks."""
-    ranks: list[tuple[float, float]]
-    """Each rank's seconds of a mean step: waiting for rows, and in the recipe's loss."""
+    waits_s: list[float]
+    """Each rank's seconds of waiting for rows in a mean step."""
 
 
 class Exchange:
@@ -64,15 +64,15 @@ class Exchange:
         self._wants = wants
         self._clock = clock
         self._own = own or OwnValues(group, "train")
-        self._seconds = [0.0, 0.0]
+        self._wait_s = 0.0
         self._distance = 1
         self._losses: list[Tensor] = []
         self._last_s = clock()
 
-    def record(self, loss: Tensor, data_wait_s: float = 0.0, loss_s: float = 0.0) -> None:
-        """Keep this rank's part of a step's loss, which stays on the device, and its times."""
+    def record(self, loss: Tensor, data_wait_s: float = 0.0) -> None:
+        """Keep this rank's part of a step's loss, which stays on the device, and its wait for rows."""
         self._losses.append(loss)
-        self._seconds = [self._seconds[0] + data_wait_s, self._seconds[1] + loss_s]
+        self._wait_s += data_wait_s
         self._own.end_step()
 
     @property
@@ -88,13 +88,13 @@ class Exchange:
             wants_stop, wants_save = self._wants()
             stop, save, distance = float(wants_stop), float(wants_save), float(self._next_distance(steps))
         losses = torch.stack(self._losses).double().cpu().tolist() if steps else []
-        ranks = [0.0] * (2 * self._group.world_size)
-        ranks[2 * self._group.rank : 2 * self._group.rank + 2] = [seconds / max(steps, 1) for seconds in self._seconds]
-        head = [stop, save, distance, float(ends), float(self._own.new_names), *ranks]
+        waits_s = [0.0] * self._group.world_size
+        waits_s[self._group.rank] = self._wait_s / max(steps, 1)
+        head = [stop, save, distance, float(ends), float(self._own.new_names), *waits_s]
         summed = self._group.sum([*head, *losses, *[0.0] * (MAX_STEPS - steps)])
-        stop, save, distance, end, new_names, *ranks = summed[: len(head)]
+        stop, save, distance, end, new_names, *waits_s = summed[: len(head)]
         self._losses.clear()
-        self._seconds = [0.0, 0.0]
+        self._wait_s = 0.0
         self._distance = int(distance)
         if new_names:
             self._own.agree()
@@ -104,7 +104,7 @@ class Exchange:
             end=end > 0,
             losses=summed[len(head) : len(head) + steps],
             own=self._own.add_up(steps),
-            ranks=list(zip(ranks[::2], ranks[1::2], strict=True)),
+            waits_s=waits_s,
         )
 
     def _next_distance(self, steps: int) -> int:

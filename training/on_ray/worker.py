@@ -41,7 +41,7 @@ from penstock.training.events import Failure
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
-from penstock.training.loop.rank_zero import rank_observer
+from penstock.training.loop.observer import rank_observer
 from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, write_to_worker_log
 from penstock.training.on_ray.stacks import answer_with_stacks
 from penstock.training.open_feeds import open_job_feed

@@ -21,7 +21,6 @@ from penstock.training.checkpoint.exactness import (
     with_reason,
 )
 from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
@@ -30,7 +29,7 @@ from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
-from penstock.training.loop.machine_load import MachineSampler
+from penstock.training.loop.observer import open_first_rank
 from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
@@ -81,11 +80,7 @@ class Start:
 
     def first_rank(self, closes: ExitStack, client: MailboxClient) -> tuple[Courier, CheckpointWriter]:
         """Open rank 0's courier to the driver and writer of checkpoints until `closes` ends, and report a resume."""
-        self.store.check_not_replaced()
-        truncate_journal(self.job.run_storage, self.facts.step)
-        courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
-        journal = JournalWriter(self.job.run_storage, self.store.writer)
-        writer = closes.enter_context(closing(CheckpointWriter(self.store, journal, courier.post)))
+        courier, writer = open_first_rank(closes, self.job, client, self.facts.step, self.store)
         if self.checkpoint is not None:
             name, exactness = self.checkpoint.name, self.facts.exactness
             courier.post(Resumed(step=self.facts.step, checkpoint=name, exactness=exactness, warnings=self.warnings))

@@ -14,7 +14,6 @@ DDP collects gradients in buckets and adds up each bucket over the ranks. Pensto
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -38,18 +37,13 @@ class _LossModule(nn.Module):
         self.model = model
         # In a tuple: a module set as an attribute would be registered and reduced twice.
         self._hidden = (recipe, callee, autocast)
-        self.seconds = 0.0
-        """Spent in the recipe's loss so far, without waits for other ranks: it shows which rank is slow."""
 
     def forward(self, batch: Columns | None) -> Tensor:
         if batch is None:
             return torch.zeros((), device=next(self.model.parameters()).device)
         recipe, callee, autocast = self._hidden
-        began_s = time.perf_counter()
         with autocast():
-            loss = recipe.loss(callee, batch).float()
-        self.seconds += time.perf_counter() - began_s
-        return loss
+            return recipe.loss(callee, batch).float()
 
 
 class Gradients:
@@ -68,11 +62,6 @@ class Gradients:
     ) -> None:
         self._scaler = scaler
         self._module: Any = _LossModule(recipe, model, callee, autocast)
-
-    @property
-    def loss_s(self) -> float:
-        """Seconds spent in the recipe's loss so far."""
-        return getattr(self._module, "module", self._module).seconds  # type: ignore[no-any-return]
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
         """Add the gradient of a part's mean loss times `weight`.

@@ -88,8 +88,6 @@ class Learner:
         else:
             kind = MeanGradients if group.world_size > 1 else Gradients
             self._learns = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
-        self.loss_s = 0.0
-        """Seconds in the recipe's loss in the last step, on this rank."""
 
     def check_callbacks(self) -> None:
         """Refuse started callbacks whose state could be saved but not loaded."""
@@ -120,11 +118,8 @@ class Learner:
         Raises:
             TrainingError: the user's code fails.
         """
-        before_s = self._learns.loss_s
         with self._recipe.reraise_as_user_error("a step of training"):
-            loss = self._step(batch, rows, global_rows)
-        self.loss_s = self._learns.loss_s - before_s
-        return loss
+            return self._step(batch, rows, global_rows)
 
     def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
         self.model.train()

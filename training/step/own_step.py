@@ -6,7 +6,6 @@ the rows of all ranks: one sum in a fixed order, so that a resumed process gets 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,8 +47,6 @@ class OwnStep:
         self._optimizers: Any = optimizer.parts if isinstance(optimizer, Several) else optimizer
         self._share = 1.0
         self._buffers = list(model.buffers())
-        self.loss_s = 0.0
-        """Seconds spent in the recipe's step so far, with waits for other ranks."""
         for each in self._optimizers.values() if isinstance(self._optimizers, dict) else [self._optimizers]:
             each.register_step_pre_hook(self._before_step)
 
@@ -65,11 +62,9 @@ class OwnStep:
                 next_step="set train.last_batch to drop or fill",
             )
         self._share = rows / global_rows
-        began_s = time.perf_counter()
         self._group.copy_first(self._buffers)  # as DDP does: a forward pass may update them
         with self._autocast():
             loss = self._recipe.training_step(self._model, batch, self._optimizers)
-        self.loss_s += time.perf_counter() - began_s
         return loss.detach().float() * self._share
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

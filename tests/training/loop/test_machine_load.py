@@ -59,7 +59,7 @@ def test_sample_is_taken_when_due_and_failure_warns_once(monkeypatch: pytest.Mon
 
 
 def test_rank_0_samples_its_machine_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.training.loop.rank_zero.MachineSampler", partial(MachineSampler, every_s=0.0))
+    monkeypatch.setattr("penstock.training.loop.observer.MachineSampler", partial(MachineSampler, every_s=0.0))
     client = ListClient()
     train_alone(make_job(tmp_path, max_steps=2), client)
     assert any(isinstance(event, MachineLoad) for event in client.events)
