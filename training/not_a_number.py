@@ -18,7 +18,7 @@ def not_a_number(what: str) -> TrainingError:
         f"{what}; nothing was saved after it",
         next_step="lower the learning rate (train.learning_rate, or where the recipe's own optimizer() sets it) or set "
         "train.clip_norm, check the values of the features, and run again: it continues from the checkpoint before, with "
-        "the new rate; train.on_nan: warn continues regardless",
+        "the new rate",
     )
 
 

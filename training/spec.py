@@ -77,8 +77,6 @@ class TrainSpec(Section):
     """Clip the gradients' global norm to this value."""
     learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
     """Learning rate of the default optimizer (AdamW). Refused beside a recipe's own `optimizer`, which would not read it."""
-    on_nan: Annotated[Literal["stop", "warn"], OnResume.FREE] = "stop"
-    """Reaction to a loss or weight that is not a number: `stop` fails the run and saves nothing after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
     start_from: str | None = None

@@ -33,7 +33,6 @@ OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 3, "shuffle": 1, "t
 _NOT_IN_TRAIN_KEY = (
     "start_from",  # by its content
     "retries",
-    "on_nan",
     "checkpoint.every_steps",
     "checkpoint.every_s",
     "checkpoint.every_epoch",

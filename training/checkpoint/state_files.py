@@ -77,16 +77,13 @@ class NamedTensors:
         return weights_digest(self.tensors)
 
 
-def torch_snapshot(
-    facts: CheckpointFacts, weights: Mapping[str, Tensor], training: NamedTensors, *, refuses_nan: bool = False
-) -> Snapshot:
+def torch_snapshot(facts: CheckpointFacts, weights: Mapping[str, Tensor], training: NamedTensors) -> Snapshot:
     """Make the snapshot of weights on the CPU and the file of `training_file`.
 
     Raises:
-        TrainingError: with `refuses_nan`, a weight is not a number.
+        TrainingError: a weight is not a number.
     """
-    if refuses_nan:
-        check_weights(weights, facts.step)
+    check_weights(weights, facts.step)
     model = NamedTensors(weights)
     return Snapshot(facts, {MODEL: model, TRAINING: training}, model.digest)
 

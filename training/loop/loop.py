@@ -112,7 +112,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
             decision = exchange.meet(ends=callbacks.wants_end)
             observer.steps(state.step, times, decision)
             # Every rank has the same losses, and nothing has been saved since the last check.
-            _check_finite(parts.job, state, decision.losses)
+            _check_finite(state, decision.losses)
             times.clear()
             measured = {"train/loss": decision.losses[-1]}
             if decision.end:
@@ -141,9 +141,9 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
     return LoopEnd("finished", state)
 
 
-def _check_finite(job: TrainJob, state: TrainState, losses: list[float]) -> None:
+def _check_finite(state: TrainState, losses: list[float]) -> None:
     bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    if bad is not None and job.spec.on_nan == "stop":
+    if bad is not None:
         raise not_a_number(f"the training loss is {losses[bad]} at step {state.step - len(losses) + 1 + bad:,}")
 
 

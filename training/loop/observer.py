@@ -137,7 +137,6 @@ class FirstRank(Observer):
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
-        self._warned_not_finite = False
 
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
         """Report the resume to the driver."""
@@ -181,10 +180,6 @@ class FirstRank(Observer):
             if step == last_step and len(met.waits_s) > 1:
                 values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
             self._add(Point(time_.t_ms, step, values))
-            warns = self._job.spec.on_nan == "warn"
-            if warns and not math.isfinite(loss) and not self._warned_not_finite:
-                self._warned_not_finite = True
-                self._courier.post(Warned(message=f"the training loss is {loss} at step {step:,}"))
         seconds = sum(time_.step_s for time_ in times)
         rows_per_s = sum(time_.global_rows for time_ in times) / max(seconds, 1e-9)
         total = self._job.total_steps
@@ -219,7 +214,7 @@ class FirstRank(Observer):
 
         def completed() -> Snapshot:
             state_file = training_file(training(), generators())
-            return torch_snapshot(facts, weights(), state_file, refuses_nan=self._job.spec.on_nan == "stop")
+            return torch_snapshot(facts, weights(), state_file)
 
         self._writer.submit(completed, points)
         self._saved_s = self._clock()

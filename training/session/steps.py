@@ -156,7 +156,7 @@ def learn_batches(
 
     Raises:
         DataError: the feed gives no batch.
-        TrainingError: a loss is not a number, and `train.on_nan` is `stop`.
+        TrainingError: a loss is not a number.
         StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     rows = train_epochs(job, group, session, model.device)
@@ -179,7 +179,7 @@ def learn_batches(
         for batch in rows:
             step += 1
             values = dict(learn(batch))
-            if job.spec.on_nan == "stop" and not math.isfinite(values["train/loss"]):
+            if not math.isfinite(values["train/loss"]):
                 raise not_a_number(f"the training loss is {values['train/loss']} at step {step:,}")
             if step >= last or step % len(rows) == 0:
                 break

@@ -247,7 +247,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "learning_rate": (0.001, 0.5),
     "params": ({}, {"rate": 0.1}),
     "start_from": (None, "models:/m/1"),
-    "on_nan": ("stop", "warn"),
     "validate_every_steps": (None, 5),
     "retries": (3, 5),
     "wait_s": (600, 60),

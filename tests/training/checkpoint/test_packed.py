@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.storage import Storage
 from penstock.training.checkpoint import packed
-from penstock.training.checkpoint.packed import pack, unpack
+from penstock.training.checkpoint.packed import copied, pack, unpack
 from penstock.training.checkpoint.state_files import TRAINING, training_file, training_of
 
 
@@ -124,7 +124,7 @@ def test_memory_for_a_copy_is_not_filled_first() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         for _ in range(3):
-            packed._host_memory([8], torch.float32, like=[])
+            copied(torch.ones(8))
             assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
             assert torch.empty(8).isnan().all()
     finally:

@@ -337,14 +337,6 @@ def test_nan_loss_ends_training_and_saves_nothing_later(tmp_path: Path) -> None:
         assert not any(tensor.isnan().any() for tensor in weights_of(checkpoint.storage).values())
 
 
-def test_nonfinite_loss_warns_once(tmp_path: Path) -> None:
-    client = ListClient()
-    train_alone(make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37, on_nan="warn"), client)
-    warned = [event.message for event in client.events if isinstance(event, Warned)]
-    assert len(warned) == 1 and "the training loss is" in warned[0]
-    assert newest(tmp_path, "run").metrics["train/loss"] is None
-
-
 def test_first_step_imports_only_needed_libraries(tmp_path: Path) -> None:
     """torchmetrics brings matplotlib: half a second before the first step of every worker."""
     script = """

@@ -106,7 +106,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
             for rank, (step_s, cpu_s) in enumerate(zip(of_ranks[::2], of_ranks[1::2], strict=True)):
                 logged |= {f"ranks/{rank}/step_s": step_s, f"ranks/{rank}/cpu_s": cpu_s}
         values = {"train/loss": train / rows}
-        if not math.isfinite(train) and spec.on_nan == "stop":
+        if not math.isfinite(train):
             raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}")
         if held_out is not None:
             values |= {"val/loss": lost / max(others, 1.0)}

@@ -119,7 +119,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            if isinstance(loss, Tensor) and spec.on_nan == "stop" and not math.isfinite(value := loss.detach().float().item()):
+            if isinstance(loss, Tensor) and not math.isfinite(value := loss.detach().float().item()):
                 raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
             if trainer.is_last_batch or trainer.global_step == trainer.max_steps:
                 return  # the epoch's end saves it

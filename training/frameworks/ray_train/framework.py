@@ -28,7 +28,7 @@ __all__ = ["RAY_TRAIN", "RayTrainFramework", "run_loop_rank"]
 
 _UNREAD = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
-    *("validate_every_steps", "on_nan", "last_batch", "callbacks", "start_from"),
+    *("validate_every_steps", "last_batch", "callbacks", "start_from"),
 )
 """Fields that a user's loop does not read."""
 

@@ -112,7 +112,7 @@ def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
         def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
             loss = super().training_step(model, users.inputs(self.model, inputs, label), *more, **options)
             self.last_loss = loss.item()
-            if job.spec.on_nan == "stop" and not math.isfinite(self.last_loss):
+            if not math.isfinite(self.last_loss):
                 raise not_a_number(f"the training loss is {self.last_loss} at step {self.state.global_step + 1:,}")
             return loss
 
