@@ -160,10 +160,10 @@ def test_run_without_valid_checkpoint_is_refused(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "next_step"),
-    [(3, "start over with `penstock run FILE --fresh`"), (VERSION + 1, "run with the penstock that wrote it, or start over")],
+    "version",
+    [VERSION - 1, VERSION + 1],
 )
-def test_other_manifest_version_is_refused(storage: Storage, version: int, next_step: str) -> None:
+def test_other_manifest_version_is_refused(storage: Storage, version: int) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     other = store.write(snapshot(2))
@@ -171,7 +171,7 @@ def test_other_manifest_version_is_refused(storage: Storage, version: int, next_
     overwrite(storage, f"{other.name}/manifest.json", text.replace(b'"version": %d' % VERSION, b'"version": %d' % version))
     with pytest.raises(CheckpointError, match=rf"version {version}.*reads version {VERSION}") as told:
         store.newest_valid()
-    assert told.value.next_step.startswith(next_step)
+    assert told.value.next_step.startswith("run with the penstock that wrote it, or start over")
     assert len(storage.list("checkpoints")) == 2
 
 

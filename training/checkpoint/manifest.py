@@ -14,7 +14,7 @@ from penstock.training.state import TrainState
 __all__ = ["MANIFEST", "MODEL", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
 
 
-VERSION: Literal[4] = 4
+VERSION: Literal[5] = 5
 
 MANIFEST = "manifest.json"
 
@@ -57,7 +57,7 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[4] = VERSION
+    version: Literal[5] = VERSION
     weights_digest: str
     created: str
     writer: str = ""
