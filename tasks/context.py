@@ -19,7 +19,6 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
-from penstock.usercode.capture import Definitions
 
 if TYPE_CHECKING:
     from penstock.training.events import Point
@@ -75,7 +74,6 @@ class RunContext:
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
-        code: source of what the user's code reaches, by target.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
         on_points: called with the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
@@ -94,7 +92,6 @@ class RunContext:
     on_cluster: bool = False
     will_train: bool = True
     before: Before | None = None
-    code: dict[str, Definitions] = field(default_factory=dict)
     open_feeds: FeedOpener | None = None
     on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
@@ -113,7 +110,7 @@ class RunContext:
     @property
     def now(self) -> Before:
         """Return this attempt in the form for a comparison."""
-        return Before(run=self.run.run, spec=self.run.spec, keys=self.keys, code=self.code)
+        return Before(run=self.run.run, spec=self.run.spec, keys=self.keys)
 
     def output(self, stage: str) -> dict[str, Any]:
         """Return the output of an earlier stage of this attempt."""

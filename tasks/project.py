@@ -20,7 +20,7 @@ from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registry import REGISTRIES, GivesWeights, ModelRegistry
-from penstock.usercode.capture import NO_CODE, Definitions, UserCode, capture
+from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.files import matched_files
 
 if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
@@ -166,11 +166,6 @@ class Project:
                 if not path.endswith(".py") and before.files.get(path) != content
             }
         )
-
-    def definitions(self) -> dict[str, Definitions]:
-        """Return the source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
-        return {target: code.definitions() for target, code in codes.items()}
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:

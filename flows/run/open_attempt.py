@@ -116,14 +116,12 @@ def begin_attempt(
     """Close the records of earlier attempts at `run`, and open those of a new one, compared with `before`."""
     if (known := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, known)
-    code = loaded.project.definitions()
-    now = Before(run=run.run, spec=run.spec, keys=keys, code=code)
+    now = Before(run=run.run, spec=run.spec, keys=keys)
     changed = changes(before, now).lines() if before is not None else []
     attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(
         update={"changed": changed, "command": run_command(loaded.file, loaded.overrides)}
     )
     ledger.save_attempt(run.run, attempt)
-    ledger.save_code(run.run, code)
     ledger.run_storage(run.run).write_bytes(_ENVIRONMENT, describe_environment().encode())
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
@@ -140,7 +138,6 @@ def begin_attempt(
         stopping=stopping,
         will_train=will_train,
         before=before,
-        code=code,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,14 +17,14 @@ from penstock.errors import SpecError
 from penstock.flows.history.report import sort_by_split
 from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
-from penstock.messages import counted
-from penstock.tasks.records.changes import Before, Changes, changes
+from penstock.messages import capped, counted
+from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.data import RunData, compare_data
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.evaluation.paired import compare_paired
 
-__all__ = ["code_diffs", "compare_runs", "show_comparison"]
+__all__ = ["compare_runs", "show_comparison"]
 
 _COLUMNS_SHOWN = 8
 
@@ -59,7 +58,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
             "versions": not found.versions,
         },
         "changed": found.model_dump(mode="json", include={"spec", "versions"}),
-        "code": code_diffs(*sides, found),
+        "code": list(found.code),
         "data": compare_data(*data, found.files),
         "metrics": _compare_metrics(before, after),
         "same_rows": _same_rows(names.ledger, before, after, data),
@@ -93,10 +92,6 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
     moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
     for entry in moved[:_COLUMNS_SHOWN]:
         show(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
-    for code in compared["code"]:
-        show(f"\n{code['file']}")
-        for line in code["diff"]:
-            show(line, style={"+": "green", "-": "red", "@": "cyan"}.get(line[:1]))
     for change in [*compared["changed"]["spec"], *compared["changed"]["versions"]]:
         show(f"{change['name']}: {change['before']} -> {change['after']}")
 
@@ -206,9 +201,8 @@ def _summarize(compared: Mapping[str, Any]) -> list[str]:
     found += [f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}." for entry in drifted[:_FEW]]
     if len(drifted) > _FEW:
         found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
-    for code in compared["code"]:
-        names = f" ({', '.join(code['names'])})" if code["names"] else ""
-        found.append(f"The code differs in {code['file']}{names}.")
+    if compared["code"]:
+        found.append(f"The code differs in {', '.join(capped(compared['code'], _FEW))}.")
     found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
     found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
     if not (changed["spec"] or changed["versions"] or compared["code"] or data["files"]):
@@ -245,22 +239,3 @@ def _describe_file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) ->
         if total and was is not None and abs(count / total - was) > 0.1:
             apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
     return text + (": " + "; ".join(apart) if apart else "") + "."
-
-
-def code_diffs(before: Before, after: Before, found: Changes) -> list[dict[str, Any]]:
-    """Return for each changed file the changed definitions and their unified diff."""
-    diffs: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    for change in found.code:
-        sides = [side.definitions(change.targets, change.file) for side in (before, after)]
-        names = list(dict.fromkeys([*sides[0], *sides[1]]))
-        lines = [line for name in names for line in _diff(name, *(side.get(name, "") for side in sides))]
-        entry = {"file": change.file, "names": list(change.names), "diff": lines}
-        diffs.setdefault((change.file, tuple(lines)), entry)
-    return list(diffs.values())
-
-
-def _diff(name: str, was: str, now: str) -> list[str]:
-    if was == now:
-        return []
-    _, _, *lines = difflib.unified_diff(was.splitlines(), now.splitlines(), lineterm="", n=3)
-    return [f"@@ {name} @@", *(line for line in lines if not line.startswith("@@"))]

@@ -26,10 +26,7 @@ from penstock.usercode.imports import Layout, dotted_name
 from penstock.usercode.package import BINARY, Package, file_content
 from penstock.usercode.source import UserCodeError, read_source_text
 
-__all__ = ["NO_CODE", "Definitions", "UserCode", "UserCodeError", "capture"]
-
-Definitions = dict[str, dict[str, str]]
-"""File -> name of a definition -> its source."""
+__all__ = ["NO_CODE", "UserCode", "UserCodeError", "capture"]
 
 
 class UserCode(Section):
@@ -46,9 +43,7 @@ class UserCode(Section):
     origin: str = ""
     """The project folder it was captured from, for tracebacks."""
     reached: dict[str, str] = Field(default_factory=dict)
-    """File -> digest of what counts of it, so that a change can be reported by the file's name."""
-    names: dict[str, dict[str, tuple[tuple[int, int], ...]]] = Field(default_factory=dict)
-    """Python file of the project -> name of a definition that the target reaches -> its first and last lines."""
+    """`model.py:Net`, or the path of another file -> digest, so that a change can be reported by that name."""
     param_files: dict[str, str] = Field(default_factory=dict)
     """Path in params as it is written -> the captured file, or where that does not travel, its absolute path."""
     variables: tuple[str, ...] = ()
@@ -74,17 +69,6 @@ class UserCode(Section):
     def shipped(self) -> dict[str, int]:
         """Path and size in bytes of every file that travels."""
         return {path: len(file_content(path, content)) for path, content in self.files.items()}
-
-    def definitions(self) -> Definitions:
-        """Return the source of every definition that the target reaches in the project's Python files."""
-        lines = {file: self.files[file].splitlines() for file in self.names}
-        return {
-            file: {
-                name: "\n".join(line for first, last in places for line in lines[file][first - 1 : last])
-                for name, places in names.items()
-            }
-            for file, names in self.names.items()
-        }
 
     def load(self) -> Any:
         """Import the code and return the object; loading equal files twice in one process gives the same object.
@@ -165,7 +149,6 @@ def capture(
         versions=versions,
         origin=str(root) if closure else "",
         reached=reached,
-        names=closure.places() if closure else {},
         param_files={text: file if file in shipped else str(root / file) for text, file in in_params.items()},
         variables=tuple(closure.variables) if closure else (),
     )

@@ -23,7 +23,6 @@ from penstock.usercode.source import (
     Definition,
     Module,
     UserCodeError,
-    bound_names,
     canonical,
     chains,
     global_names,
@@ -82,27 +81,13 @@ class Closure:
         return sorted(path for path in self._executed if not path.endswith("/"))
 
     def digests(self) -> dict[str, str]:
-        """Return file -> digest of what is reached in it: definitions, and what the module does when it is imported."""
+        """Return `file:name` -> digest of each definition that is reached; `file:import` is what an import of the file does."""
         return {
-            path: digest_of(
-                {
-                    "effects": [canonical(node) for node in module.effects],
-                    "names": {name: [canonical(node) for node in nodes] for name, nodes in self._reached.get(path, {}).items()},
-                }
-            )
+            f"{path}:{name}": digest_of([canonical(node) for node in nodes])
             for path, module in self._executed.items()
-            if module.effects or path in self._reached
+            for name, nodes in {"import": module.effects, **self._reached.get(path, {})}.items()
+            if nodes
         }
-
-    def places(self) -> dict[str, dict[str, tuple[tuple[int, int], ...]]]:
-        """Return file -> name -> (first line, last line) of each definition that is reached, and of what acts on import."""
-        found: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {}
-        for path in self.sources:
-            acts = [statement for statement in self._executed[path].effects if not bound_names(statement)]
-            named = {"on import": acts, **self._reached.get(path, {})}
-            lines = {name: tuple(map(_lines_of, nodes)) for name, nodes in named.items() if nodes}
-            found[path] = dict(sorted(lines.items(), key=lambda each: each[1]))
-        return {path: names for path, names in found.items() if names}
 
     def _module(self, path: str) -> Module:
         if path not in self._modules:
@@ -244,8 +229,3 @@ def _has_effects(node: ast.ClassDef) -> bool:
     """Return whether the body of a class does more than to define what the class has."""
     plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
     return any(not isinstance(statement, plain) and not only_names(statement) for statement in without_docstring(node.body))
-
-
-def _lines_of(statement: ast.stmt) -> tuple[int, int]:
-    first = min([statement.lineno, *(node.lineno for node in getattr(statement, "decorator_list", []))])
-    return first, statement.end_lineno or first

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
-
-from pydantic import Field
 
 from penstock.config import Section
 from penstock.tasks.records.keys import StageKey, changed_inputs, short_value
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES, StageName
-from penstock.usercode.capture import Definitions
-from penstock.usercode.source import canonical
 
 __all__ = ["Before", "Change", "Changes", "changes", "why_run"]
 
@@ -42,24 +37,12 @@ class FileChange(Section):
     what: Literal["added", "gone", "changed"]
 
 
-class CodeChange(Section):
-    """One file of the user's code that does something else."""
-
-    targets: tuple[str, ...]
-    """Targets that reach it, on either side."""
-    file: str
-    names: tuple[str, ...] = ()
-    """The definitions that differ; empty where the file is not Python, or its source is not on record."""
-
-    def __str__(self) -> str:
-        return f"{self.file}" + (f": {_some(self.names)}" if self.names else "")
-
-
 class Changes(Section):
     """Everything that decides a run's result and differs between two."""
 
     spec: tuple[Change, ...] = ()
-    code: tuple[CodeChange, ...] = ()
+    code: tuple[str, ...] = ()
+    """Definitions and files of the user's code that do something else: `model.py:Net`, `words.txt`."""
     files: tuple[FileChange, ...] = ()
     versions: tuple[Change, ...] = ()
 
@@ -67,7 +50,7 @@ class Changes(Section):
         """Format the differences, the most important first."""
         by_kind = {what: [file.name for file in self.files if file.what == what] for what in ("added", "gone", "changed")}
         data = [f"data: {what} {_some(names)}" for what, names in by_kind.items() if names]
-        code = [f"code: {change}" for change in dict.fromkeys(map(str, self.code))]
+        code = [f"code: {_some(self.code)}"] if self.code else []
         return [*data, *code, *(f"spec: {change}" for change in self.spec), *(f"version: {c}" for c in self.versions)]
 
 
@@ -77,16 +60,11 @@ class Before(Section):
     run: str
     spec: dict[str, Any]
     keys: dict[str, StageKey]
-    code: dict[str, Definitions] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, ledger: Ledger, run: Run) -> Before:
         """Read a run from the ledger."""
-        return cls(run=run.run, spec=run.spec, keys=run.keys, code=ledger.code_of(run.run))
-
-    def definitions(self, targets: Iterable[str], file: str) -> dict[str, str]:
-        """Return name -> source of each definition that the targets reach in a file."""
-        return {name: text for each in targets for name, text in self.code.get(each, {}).get(file, {}).items()}
+        return cls(run=run.run, spec=run.spec, keys=run.keys)
 
 
 def changes(before: Before, after: Before) -> Changes:
@@ -104,7 +82,7 @@ def changes(before: Before, after: Before) -> Changes:
     read = [side.keys["read"].inputs.get("files", {}) if "read" in side.keys else {} for side in (before, after)]
     return Changes(
         spec=tuple(change for change in spec if change.before != change.after),
-        code=tuple(change for was, now in pairs for change in _code_changes(was, now, before, after)),
+        code=tuple(dict.fromkeys(name for was, now in pairs for name in _code_changes(was, now))),
         files=tuple(_file_changes(*read)),
         versions=tuple(Change(name=name, before=was, after=now) for name, (was, now) in versions.items()),
     )
@@ -118,7 +96,8 @@ def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before)
     found = [line for line in changed_inputs(old.inputs, key.inputs) if not line.startswith("code.")]
     if not any(name.startswith("rows.") for name in old.inputs) and any(line.startswith("rows.") for line in found):
         found = ["its rows had not been prepared before", *(line for line in found if not line.startswith("rows."))]
-    found += [f"code: {change} changed" for change in _code_changes(old.inputs, key.inputs, before, now)]
+    if code := _code_changes(old.inputs, key.inputs):
+        found.append(f"code: {_some(code)} changed")
     above = [name for name in key.inputs if name.startswith("key.") and old.inputs.get(name) != key.inputs[name]]
     found = [_without_digests(line) for line in found] + [f"{name.removeprefix('key.')} has changed" for name in above]
     if not found and before.run != now.run:
@@ -131,45 +110,11 @@ def _without_digests(line: str) -> str:
     return f"{name}: others than before" if separator and len(_DIGEST.findall(values)) == 2 else line
 
 
-def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any], before: Before, after: Before) -> Iterator[CodeChange]:
-    """Yield each changed file once, also if several targets reach it."""
-    codes = [name for name in sorted({*was, *now}) if name.startswith("code.") and was.get(name) != now.get(name)]
-    targets = tuple(name.removeprefix("code.") for name in codes)
-    old, new = (_by_file([side.get(name) or {} for name in codes]) for side in (was, now))
-    for file in sorted({*old, *new}):
-        if old.get(file) != new.get(file):
-            names = _changed_names(before.definitions(targets, file), after.definitions(targets, file))
-            yield CodeChange(targets=targets, file=file, names=tuple(names))
-
-
-def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the definitions of one file that differ, down to a class's methods; comments and docstrings do not count.
-
-    A class that only one side has is named as a whole.
-    """
-    both = before.keys() & after.keys()
-    old, new = (dict(_members(side, both)) for side in (before, after))
-    return [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
-
-
-def _members(sources: Mapping[str, str], taken_apart: Collection[str]) -> Iterator[tuple[str, object]]:
-    """Yield (name, syntax tree) of each definition; a class that is taken apart gives its methods, and its rest, one by one."""
-    for name, text in sources.items():
-        body = ast.parse(text).body
-        if name in taken_apart and len(body) == 1 and isinstance(body[0], ast.ClassDef):
-            methods = [node for node in body[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-            yield from ((f"{name}.{method.name}", canonical(method)) for method in methods)
-            body[0].body = [node for node in body[0].body if node not in methods]
-        yield name, canonical(body)
-
-
-def _by_file(reached: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Map each file to the digests of its reached code."""
-    found: dict[str, set[str]] = {}
-    for each in reached:
-        for file, digest in each.items():
-            found.setdefault(file, set()).add(digest)
-    return found
+def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the definitions and files that one side alone reaches, or that differ, each once also if several targets do."""
+    targets = [name for name in sorted({*was, *now}) if name.startswith("code.") and was.get(name) != now.get(name)]
+    old, new = ({item for name in targets for item in (side.get(name) or {}).items()} for side in (was, now))
+    return sorted({name for name, _digest in old ^ new})
 
 
 def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[FileChange]:

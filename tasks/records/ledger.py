@@ -6,7 +6,6 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     pipelines/<name>/trainings/<key>.json  the run whose training has that key, for a command that goes back
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
-    runs/<run>/code.json                 source of the user's definitions that its newest attempt reaches
     runs/<run>/environment.txt           versions and machine of its newest attempt
     runs/<run>/figures/<split>-<name>.png  what evaluate drew
     runs/<run>/answers/<split>.arrow     the model's answer on each held-out row
@@ -24,7 +23,7 @@ import datetime as dt
 import io
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -41,7 +40,6 @@ from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
-from penstock.usercode.capture import Definitions
 
 __all__ = [
     "Attempt",
@@ -276,17 +274,6 @@ class Ledger:
     def save_run(self, run: Run) -> None:
         """Write a run's record."""
         self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
-
-    def save_code(self, run_id: str, code: Mapping[str, Definitions]) -> None:
-        """Keep the source of what the run's newest attempt reaches: target -> file -> name -> text."""
-        self.storage.write_json(f"runs/{run_id}/code.json", {"version": 1, "targets": dict(code)})
-
-    def code_of(self, run_id: str) -> dict[str, Definitions]:
-        """Read what `save_code` kept; empty if nothing is on record."""
-        try:
-            return dict(self.storage.read_json(f"runs/{run_id}/code.json")["targets"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return {}
 
     def save_profile(self, key: str, profile: dict[str, Any]) -> None:
         """Keep what the rows were that the materialize stage of `key` prepared."""

@@ -19,7 +19,7 @@ RECORD_BYTES = 64 << 10
 """A record of a cleaned run stays up to this size: `log`, `compare` and `report` read it."""
 
 _ALWAYS = ("run.json", "sweep.json", "outbox.json")
-_SMALL = ("code.json", "environment.txt", "journal", "attempts", "trials")
+_SMALL = ("environment.txt", "journal", "attempts", "trials")
 """Records of a run; a folder counts as one."""
 
 

@@ -294,7 +294,7 @@ def test_source_data_counts_but_does_not_travel(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f():\n    return 'train.csv', 'words.txt'\n", "train.csv": "a", "words.txt": "b"})
     code = capture("m.py:f", tmp_path, is_source=lambda file: file == (tmp_path / "train.csv").resolve())
     assert code.shipped.keys() == {"m.py", "words.txt"}
-    assert code.reached.keys() == {"m.py", "words.txt", "train.csv"}
+    assert code.reached.keys() == {"m.py:f", "words.txt", "train.csv"}
 
 
 CLASHING: Files = {

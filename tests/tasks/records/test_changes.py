@@ -15,7 +15,7 @@ def side(file: Path, run: str, overrides: tuple[str, ...] = ()) -> Before:
     loaded = load_spec(file, overrides)
     project = loaded.project
     keys = stage_keys(project, lambda _stage, _key: None)
-    return Before(run=run, spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys, code=project.definitions())
+    return Before(run=run, spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys)
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -24,7 +24,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_change_of_code_names_the_method(tmp_path: Path) -> None:
+def test_change_of_code_names_the_definition(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=2)
     before = side(file, "a")
     edit(file.parent / "model.py", "nn.Dropout(0.3)", "nn.Dropout(0.2)")
@@ -35,16 +35,15 @@ def test_change_of_code_names_the_method(tmp_path: Path) -> None:
     assert found.lines() == [
         "data: added train/part-9.parquet",
         "data: gone train/part-0.parquet",
-        "code: transforms.py: scale",
-        "code: model.py: Net.build_model",
+        "code: transforms.py:scale, model.py:Net",
         "spec: train.epochs: 6 -> 9",
     ]
     assert why_run("train", after.keys["train"], before, after) == [
         "train.epochs: 6 -> 9",
-        "code: model.py: Net.build_model changed",
+        "code: model.py:Net changed",
     ]
     assert why_run("preprocess", after.keys["preprocess"], before, after) == [
-        "code: transforms.py: scale changed",
+        "code: transforms.py:scale changed",
         "read has changed",
     ]
     key = after.keys["train"]
@@ -60,13 +59,11 @@ def test_other_class_is_named_once_without_shared_code(tmp_path: Path) -> None:
     with open(file.parent / "model.py", "a") as model:
         model.write(f"\n\nclass Wider(Net):\n    def loss(self, model, batch):\n        return 2\n\n\nclass Plain:\n{methods}")
     net, wider, plain = (side(file, name, (f"train.recipe=model.py:{name}",)) for name in ("Net", "Wider", "Plain"))
-    assert changes(net, wider).lines() == ["code: model.py: Wider", "spec: train.recipe: model.py:Net -> model.py:Wider"]
-    assert changes(net, plain).lines()[0] == "code: model.py: Plain, HERE, Net"
-    assert [change.file for change in changes(net, plain).code] == ["model.py", "smoothing.txt", "width.txt"]
+    assert changes(net, wider).lines() == ["code: model.py:Wider", "spec: train.recipe: model.py:Net -> model.py:Wider"]
+    assert changes(net, plain).code == ("model.py:HERE", "model.py:Net", "model.py:Plain", "smoothing.txt", "width.txt")
     edit(file.parent / "model.py", "return 1\n", "return 3\n")
     edited = side(file, "Plain", ("train.recipe=model.py:Plain",))
-    because = ["code: model.py: Plain.build_model, Plain.loss, Plain.a and 1 more changed"]
-    assert why_run("train", edited.keys["train"], plain, edited) == because
+    assert why_run("train", edited.keys["train"], plain, edited) == ["code: model.py:Plain changed"]
 
 
 def test_comments_and_unreached_code_are_not_changes(tmp_path: Path) -> None:
@@ -79,4 +76,5 @@ def test_comments_and_unreached_code_are_not_changes(tmp_path: Path) -> None:
     )
     after = side(file, "b")
     assert changes(before, after).lines() == []
-    assert list(after.code["model.py:Net"]["model.py"]) == ["HERE", "Net"]
+    reached = after.keys["train"].inputs["code.model.py:Net"]
+    assert [name for name in reached if name.startswith("model.py")] == ["model.py:HERE", "model.py:Net"]

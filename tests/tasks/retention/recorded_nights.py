@@ -79,7 +79,6 @@ def night(ledger: Ledger, folder: Path, number: int, window: int | None = None) 
     for name in ("model.safetensors", "manifest.json"):
         own.write_bytes(f"checkpoints/step-1/{name}", bytes(1000))
     own.write_bytes("answers/test.arrow", bytes(500))
-    own.write_bytes("code.json", b"{}")
     return manifest
 
 

@@ -26,7 +26,7 @@ def files_of(runs: list[RunUse], units: dict[str, frozenset[str]]) -> dict[str, 
     found: dict[str, int] = {}
     for each in runs:
         folder = f"runs/{each.run}"
-        found |= {f"{folder}/run.json": 900, f"{folder}/attempts/0001.json": 300, f"{folder}/code.json": 200}
+        found |= {f"{folder}/run.json": 900, f"{folder}/attempts/0001.json": 300}
         found |= {f"{folder}/checkpoints/step-1/manifest.json": 90, f"{folder}/checkpoints/step-1/model": 5000}
         found |= {f"stages/{stage}/{key}.json": 100 for stage, key in each.keys.items() if stage != "train"}
     for dataset, made_of in units.items():
@@ -52,7 +52,7 @@ def test_old_runs_go_with_their_own_rows_and_records_stay() -> None:
     assert names(plan, "unit") == {"u1a", "u2a"}  # and not the one that all share
     assert names(plan, "record") == set()
     gone = {path for each in plan.deletions for path in each.paths}
-    assert gone & {path for path in gone if path.endswith(("run.json", "code.json", "0001.json"))} == set()
+    assert gone & {path for path in gone if path.endswith(("run.json", "0001.json"))} == set()
     assert sum(each.size_bytes for each in plan.deletions) == 2 * (5090 + 700 + 6000)
 
 
