@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
 from penstock.messages import combine_errors
 from penstock.storage import Storage
@@ -69,19 +68,6 @@ class Project:
 
             return list_kept(self.spec.data, self.base_dir, self.storage, self.code_files)
         return list_source(self.spec.data, self.base_dir, found.extensions)
-
-    @property
-    def train_files(self) -> list[SourceFile]:
-        """Return the source files of `data.train`, also where another location is missing. Raises DataError, ServiceError."""
-        try:
-            files = self.files
-        except DataError:
-            if format_of(self.spec.data).is_kept:
-                raise
-            held_out: dict[str, Any] = {split: None for split in SPLITS[1:] if isinstance(getattr(self.spec.data, split), str)}
-            data = self.spec.data.model_copy(update=held_out)
-            files = list_source(data, self.base_dir, format_of(data).extensions).files
-        return [file for file in files if file.location == "train"]
 
     def look_for(self, *more: Callable[[], object], lists: bool = True) -> None:
         """Check that the files of rows and of code exist that the pipeline file names.
@@ -150,22 +136,6 @@ class Project:
         if self.spec.train.recipe is None:
             return NO_CODE
         return self._capture(self.spec.train.recipe, self.spec.train.params)
-
-    def changed_meanwhile(self) -> list[str]:
-        """List the files of the code, as paths in the project, that are new or changed since this object read them first.
-
-        Python files are not among them. Raises SpecError if the code cannot be found any more.
-        """
-        now = Project(self.spec, self.base_dir, self.origins)
-        pairs = [(self.recipe, now.recipe), *((self.transforms[target], code) for target, code in now.transforms.items())]
-        return sorted(
-            {
-                path
-                for before, after in pairs
-                for path, content in after.files.items()
-                if not path.endswith(".py") and before.files.get(path) != content
-            }
-        )
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:

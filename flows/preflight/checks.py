@@ -188,7 +188,7 @@ def _check_columns(project: Project) -> None:
     """
     # All columns of the file, not only those to read, so that a wrong name gets a good message.
     data, reader = project.source, reader_of(project.spec.data.model_copy(update={"columns": None}))
-    files = project.train_files
+    files = [file for file in project.files if file.location == "train"]
     if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
         return  # another file may have a column that this one lacks
     file = file_with_rows(files)

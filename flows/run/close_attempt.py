@@ -32,7 +32,6 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     """
     if ctx.attempt.ended is not None:
         return ctx.run.result
-    _warn_of_changed_files(ctx)
     result = _result(ctx, status)
     done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
     ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
@@ -96,19 +95,6 @@ def _description(ctx: RunContext) -> str:
         when = ", while `penstock ui` is open" if embedded else ""
         found += [f"[Attempt {ctx.attempt.number} in Prefect]({page}){when}"] if page is not None else []
     return "\n\n".join(found)
-
-
-def _warn_of_changed_files(ctx: RunContext) -> None:
-    """Warn that a file that counts as code has changed: the next command begins a new run."""
-    try:
-        changed = ctx.project.changed_meanwhile()
-    except (OSError, PenstockError):  # the files are being written
-        return
-    if changed:
-        ctx.warn(
-            f"{', '.join(changed)} changed during the run; the code names them, so they count as code, and the next command "
-            "begins a new run. Let code write files to places that no literal names, below tempfile.gettempdir()"
-        )
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:

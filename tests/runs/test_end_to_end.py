@@ -324,18 +324,3 @@ def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path:
     failed = forked.Command("run", str(file), "--json", environment=slow).finish(code=5)
     assert "enough of it" in str(failed["error"]) and failed["checkpoint"].startswith("step-00000000")
     assert failed["exactness"] == "bit-exact"
-
-
-@pytest.mark.drill
-@pytest.mark.usefixtures("shared_prefect")
-def test_a_file_that_the_code_names_and_writes_is_warned_of(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "project", epochs=1, files=1)
-    model, log = file.parent / "model.py", file.parent / "steps.log"
-    keeps = f"        with open({str(log)!r}, 'a') as log:\n            log.write('a step\\n')\n        time.sleep"
-    code = model.read_text().replace("        time.sleep", keeps)
-    assert keeps in code
-    model.write_text(code)
-    first = penstock("run", str(file))
-    assert log.read_text().count("a step") >= 10
-    assert [warning for warning in first["warnings"] if "steps.log" in warning and "begins a new run" in warning]
-    assert "steps.log" in json.dumps(penstock("plan", str(file)))

@@ -30,8 +30,7 @@ def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
     chosen: list[Event] = []
     if spec.gpus == "auto":
         cluster = Cluster()
-        nodes = [node.resources for node in cluster.nodes() if node.alive]
-        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, nodes, cluster.most())
+        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, cluster.nodes(), cluster.most())
         chosen.append(Warned(message=why) if warns else Notice(message=why))
     else:
         gpus = float(spec.gpus)

@@ -1,16 +1,13 @@
-"""What does training wait for while no step is done: nodes that do not answer, workers that have not started, a slow write?
+"""What does training wait for while no step is done: a head that does not answer, workers that have not started, a slow write?
 
-Lines come rarely, for a step may rightly take a minute. Ray calls a node without power dead after about a minute; a connection
-to the node's own port fails within seconds.
+Lines come rarely, for a step may rightly take a minute.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import ray
 from ray._private.state import state as ray_state
@@ -33,7 +30,7 @@ from penstock.training.on_ray.resources import missing_for_workers
 from penstock.training.on_ray.stacks import Asked, Process, ask_ranks
 from penstock.training.spec import TrainSpec
 
-__all__ = ["Cluster", "Node", "Watcher"]
+__all__ = ["Cluster", "Watcher"]
 
 FIRST_S = 15.0
 """Seconds without a step until the first line; each later one takes twice as long."""
@@ -44,23 +41,7 @@ MOST_RANKS = 8
 """A line shows the places of so many ranks; those that do not wait for others come first."""
 
 CONNECT_S = 2.0
-"""How long a node may take to accept a connection."""
-
-
-class Node(NamedTuple):
-    """A node as Ray knows it."""
-
-    id: str
-    host: str
-    address: str
-    port: int
-    """Of its raylet; other nodes reach it, too."""
-    alive: bool
-    """False once Ray has called it dead."""
-    resources: Mapping[str, float]
-
-    def __str__(self) -> str:
-        return self.host if self.host == self.address else f"{self.host} ({self.address})"
+"""How long the head may take to accept a connection."""
 
 
 class Cluster:
@@ -69,12 +50,15 @@ class Cluster:
     def head_answers(self) -> bool:
         """Whether Ray's head accepts a connection. Ray's own calls wait for a silent head, and then end the process."""
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        return _accepts(host, int(port))
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except OSError:
+            return False
+        return True
 
-    def nodes(self) -> list[Node]:
-        """Return all nodes that Ray remembers, dead ones too. The head must answer."""
-        names = ("NodeID", "NodeManagerHostname", "NodeManagerAddress", "NodeManagerPort", "Alive", "Resources")
-        return [Node(*(node[name] for name in names)) for node in ray.nodes()]
+    def nodes(self) -> list[Mapping[str, float]]:
+        """Return the resources of each node that Ray calls alive. The head must answer."""
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def most(self) -> Mapping[str, float] | None:
         """Return what all nodes together can grow to, if an autoscaler has informed Ray; else None."""
@@ -92,20 +76,6 @@ class Cluster:
             for job in ray_state.job_table()
             if not job["IsDead"] and job["JobID"] != own
         ]
-
-    def silent(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return those of the nodes that accept no connection."""
-        with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
-            answers = pool.map(lambda node: _accepts(node.address, node.port), nodes)
-            return [node for node, answer in zip(nodes, answers, strict=True) if not answer]
-
-
-def _accepts(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 class Watcher:
@@ -210,17 +180,16 @@ class Watcher:
         )
 
     def _lacking(self) -> str:
-        """Describe what the start lacks: CPUs or GPUs that are not there, or not free, or a node that does not answer."""
-        nodes = [node for node in self._cluster.nodes() if node.alive]
-        lacks = missing_for_workers(self._spec.workers, self._need, [node.resources for node in nodes])
+        """Describe what the start lacks: CPUs or GPUs that are not there, or not free."""
+        nodes = self._cluster.nodes()
+        lacks = missing_for_workers(self._spec.workers, self._need, nodes)
         if lacks is not None:
             return f"it lacks {lacks}"
         free, others = self._cluster.free(), self._cluster.others()
-        there = {name: sum(node.resources.get(name, 0.0) for node in nodes) for name in self._need}
+        there = {name: sum(node.get(name, 0.0) for node in nodes) for name in self._need}
         parts = [
             f"{len(self._up)} of {self._spec.workers} have started",
             *(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s are free" for name in self._need),
-            self._silent(nodes),
             f"others use the cluster: {', '.join(capped(others, MOST_OTHERS))}" if others else "",
         ]
         return "; ".join(filter(None, parts))
@@ -229,8 +198,6 @@ class Watcher:
         idle = f"no step for {still_s:.0f} s"
         if not self._cluster.head_answers():
             return f"{idle}; the head of the Ray cluster does not answer"
-        if silent := self._silent(self._cluster.nodes(), {process.node for process in self._up.values()}):
-            return f"{idle}; {silent}"
         if self._saving is not None:
             return f"{idle}; the checkpoint of step {self._saving:,} is being written"
         return f"{idle}; " + (f"the last one was {self._step:,}" if self._step is not None else "all workers have started")
@@ -254,12 +221,6 @@ class Watcher:
         blamed = "; ".join(capped(texts[False], MOST_RANKS))
         message = f"no step for {still_s:.0f} s: " + "; ".join(capped([*texts[False], *texts[True]], MOST_RANKS))
         return [Stalled(message=message, blamed=blamed)]
-
-    def _silent(self, nodes: Sequence[Node], ids: Collection[str] | None = None) -> str:
-        """Name the nodes of a cluster of several that do not answer; empty if all do."""
-        asked = [node for node in nodes if ids is None or node.id in ids] if len(nodes) > 1 else []
-        silent = self._cluster.silent(asked)
-        return f"{', '.join(map(str, silent))} {'do' if len(silent) > 1 else 'does'} not answer" if silent else ""
 
     def _start_timeout(self) -> TrainingError:
         lacks = self._lacking() if self._cluster.head_answers() else "the head of the Ray cluster does not answer"

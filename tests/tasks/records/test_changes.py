@@ -77,4 +77,4 @@ def test_comments_and_unreached_code_are_not_changes(tmp_path: Path) -> None:
     after = side(file, "b")
     assert changes(before, after).lines() == []
     reached = after.keys["train"].inputs["code.model.py:Net"]
-    assert [name for name in reached if name.startswith("model.py")] == ["model.py:HERE", "model.py:Net"]
+    assert sorted(name for name in reached if name.startswith("model.py")) == ["model.py:HERE", "model.py:Net"]

@@ -75,7 +75,7 @@ def test_helper_in_other_file_changes_key_and_is_named(tmp_path: Path) -> None:
     after = keys_of(file)
     assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
-    assert named == ["code.transforms.py:scale: changed helpers.py"]
+    assert named == ["code.transforms.py:scale: changed helpers.py:factor"]
 
 
 def test_data_config_code_is_in_the_train_key(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_data_config_code_is_in_the_train_key(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
     after = keys_of(file)
     assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
-    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
+    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py:shares"]
 
 
 def test_registered_start_counts_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
