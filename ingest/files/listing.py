@@ -64,7 +64,7 @@ _TABLE_FORMATS = {
         ".hoodie/*",
         "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
     ),
-    "Lance": ("_versions/*.manifest", "data.format: lance"),
+    "Lance": ("_versions/*.manifest", "yield lance.dataset(...).to_batches() from a function: data.format: python"),
 }
 """Tables whose log lists the files that count: the names in the log, and the library that reads the rows."""
 

@@ -219,7 +219,7 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
         ("Delta", "_delta_log/00000000000000000001.json", "data.format: delta"),
         ("Iceberg", "metadata/v3.metadata.json", "data.format: iceberg"),
         ("Hudi", ".hoodie/hoodie.properties", "export its rows as Parquet to a folder outside the table"),
-        ("Lance", "_versions/1.manifest", "data.format: lance"),
+        ("Lance", "_versions/1.manifest", "data.format: python"),
     ],
 )
 def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, table: str, log: str, step: str) -> None:
