@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.columns.casts import is_list, promote
-from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
+from penstock.ingest.columns.casts import promote
+from penstock.ingest.columns.type_text import has_type_text, parse_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
@@ -60,14 +60,15 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     refuse_names(misnamed(data, list(present)), list(present))
     types = given_types(data)
     problems: list[str] = []
-    apart = rows_named = missing = False
+    strays: list[str] = []
+    missing = False
     to_set: dict[str, str] = {}
     unified: list[UnifiedColumn] = []
     for name in present if data.read_columns is None else [name for name in data.read_columns if name in present]:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
         if len(having) < len(files) and not reader.missing_is_null and data.missing_columns == "error":
             problems.append(_missing(name, files, having))
-            apart = missing = True
+            missing = True
             continue
         found: dict[pa.DataType, list[int]] = {}
         for index in having:
@@ -77,8 +78,6 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 f"column {name!r} is {odd} in {_names(files, found[odd])}, a type that cannot be read: "
                 "leave it out of data.columns, or write it as another"
             )
-            apart = True
-            to_set[name] = ""
             continue
         kind = types.get(name) or _common(list(found))
         if name == data.label and name not in types and (mixed := _classes_and_numbers(files, found)):
@@ -88,24 +87,29 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 f"{{{in_yaml(name)}: float64}} for a quantity",
             )
         if kind is None:
-            places = _places(name, files, facts)
-            problems.append(_disagreement(name, files, found) + places)
-            apart = True
-            rows_named = rows_named or bool(places)
-            to_set[name] = _type_to_set(list(found))
+            problems.append(_disagreement(name, files, found) + _places(name, files, facts))
+            if not any(map(pa.types.is_nested, found)):
+                to_set[name] = "int64" if all(map(_is_whole, found)) else "string"
         else:
             unified.append(UnifiedColumn(name, kind, name not in in_files))
-            stray = "" if name in types else _stray(name, files, facts)
-            if stray:
-                problems.append(stray)
-                rows_named = True
+            if name not in types and (stray := _stray(name, files, facts)):
+                strays.append(stray)
                 to_set[name] = "string"
-    if problems:
+    if problems or strays:
         where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
+        given = ", ".join(f"{in_yaml(name)}: {kind}" for name, kind in to_set.items())
+        cures = {
+            f"repair the rows, or read the columns as types that hold all of them: data.types: {{{given}}}": given,
+            "write the files again with one readable type for each column, or name the other columns in data.columns": len(
+                to_set
+            )
+            < len(problems),
+            "or read nulls where a file lacks a column: data.missing_columns: null": missing,
+        }
         raise DataError(
-            f"{where}: the columns do not fit together" if apart else f"{where}: there is text among numbers",
-            problems=capped(problems),
-            next_step=_cure(to_set, rows_named, missing),
+            f"{where}: the columns do not fit together" if problems else f"{where}: there is text among numbers",
+            problems=capped([*problems, *strays]),
+            next_step="; ".join(cure for cure, applies in cures.items() if applies),
         )
     return unified
 
@@ -195,45 +199,6 @@ def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
     names = ", ".join(files[index].name for index in indices[:_NAMED_FILES])
     more = ", ..." if len(indices) > _NAMED_FILES else ""
     return names if len(indices) == 1 else f"{len(indices)} files ({names}{more})"
-
-
-def _type_to_set(kinds: list[pa.DataType]) -> str:
-    """Return the type of `data.types` as which a column may be read whose files disagree; "" where no type does."""
-    kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
-    if all(map(_is_whole, kinds)):
-        return "int64"
-    if not any(map(pa.types.is_nested, kinds)):
-        return "string"
-    if not all(map(is_list, kinds)):
-        return ""
-    inner = _common([kind.value_type for kind in kinds])
-    return "" if inner is None else type_text(pa.list_(inner))
-
-
-def _cure(to_set: dict[str, str], rows_named: bool, missing: bool) -> str:
-    given = {name: f"{in_yaml(name)}: {in_yaml(kind)}" for name, kind in to_set.items()}
-    whole = ", ".join(given[name] for name, kind in to_set.items() if kind == "int64")
-    text = ", ".join(given[name] for name, kind in to_set.items() if kind == "string")
-    lists = ", ".join(given[name] for name, kind in to_set.items() if kind not in ("int64", "string", ""))
-    rest = ", ".join(name for name, kind in to_set.items() if not kind)
-    cures = []
-    if missing:
-        cures.append(
-            "write the files again with the same columns, name those all files have in data.columns, or read nulls where a "
-            "file lacks one: data.missing_columns: null"
-        )
-    if whole:
-        cures.append(f"set a type for the integers that holds all of them: data.types: {{{whole}}}")
-    if text:
-        cures.append(
-            f"{'repair the rows named above, or ' if rows_named else ''}read the columns as text: data.types: {{{text}}}; or "
-            "give such columns their type there and set the rows aside (data.invalid: quarantine)"
-        )
-    if lists:
-        cures.append(f"set a type for the lists: data.types: {{{lists}}}")
-    if rest:
-        cures.append(f"write the files again with one type of {rest} that can be read, or leave it out of data.columns")
-    return "; ".join(cures)
 
 
 def _is_whole(kind: pa.DataType) -> bool:
