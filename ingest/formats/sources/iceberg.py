@@ -74,8 +74,7 @@ def _files(table: Any, scan: Any) -> TableFiles | None:
     projected = scan.projection()
     arrow = library("pyiceberg.io.pyarrow", "iceberg", "iceberg").schema_to_pyarrow(projected)
     names = [path.removeprefix(f"{root}/") for path in paths]
-    ids = {field.name: field.field_id for field in projected.fields}
-    return plain_files(root.removeprefix("file://"), names, arrow, {}, ids)
+    return plain_files(root.removeprefix("file://"), names, arrow, {}, by_id=True)
 
 
 def _table(target: str, options: IcebergOptions, base_dir: Path) -> Any:

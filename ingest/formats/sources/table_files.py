@@ -6,7 +6,7 @@ Deleted rows, renamed columns and files of an earlier schema take the table's li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -36,7 +36,8 @@ def plain_files(
     names: Sequence[str],
     schema: pa.Schema,
     partitions: Mapping[str, Sequence[str | None]],
-    ids: Mapping[str, int] | None = None,
+    *,
+    by_id: bool = False,
 ) -> TableFiles | None:
     """Return the table as files, or None if it is more than that; reads their footers.
 
@@ -45,22 +46,21 @@ def plain_files(
         names: of its files, below `root`.
         schema: of the table.
         partitions: column -> its value in each file as text, for the columns that the files lack.
-        ids: column -> the id that its field must have in each file, which has all columns, whatever its folders are called;
-            None where columns go by names.
+        by_id: whether fields, those within others too, go by the ids in `schema`: a name may have belonged to another field.
+            Then each file has all columns, whatever its folders are called.
     """
     kinds = {field.name: _kind(field.type) for field in schema if field.name not in partitions}
     apart = {name: canonical_type(schema.field(name).type) for name in partitions}
     if not names or not all(any(test(kind) for test in _FROM_TEXT) for kind in apart.values()):
         return None
-    folders = [] if ids is not None else [values_in_folders(name) for name in names]
+    folders = [] if by_id else [values_in_folders(name) for name in names]
     if any(found != {name: values[number] for name, values in partitions.items()} for number, found in enumerate(folders)):
         return None
 
     def is_alike(name: str) -> bool:
         with open_input(f"{root}/{name}") as stream:
             found = pq.read_schema(stream)
-        known = ids is None or {field.name: int((field.metadata or {}).get(_FIELD_ID, -1)) for field in found} == ids
-        return known and {field.name: _kind(field.type) for field in found} == kinds
+        return (not by_id or _ids(found) == _ids(schema)) and {field.name: _kind(field.type) for field in found} == kinds
 
     with ThreadPoolExecutor(_LOOKS) as pool:
         try:
@@ -72,6 +72,17 @@ def plain_files(
         if alike
         else None
     )
+
+
+def _ids(fields: Iterable[pa.Field], above: str = "") -> dict[str, bytes]:
+    """Return the id of each field by its path; below a list or map, whose parts have no names of their own, by its number."""
+    found: dict[str, bytes] = {}
+    for number, field in enumerate(fields):
+        path = f"{above}.{field.name if above == '' or above.endswith('{') else number}"
+        found[path] = (field.metadata or {}).get(_FIELD_ID, b"")
+        inner = [field.type.field(index) for index in range(field.type.num_fields)]
+        found |= _ids(inner, path + "{" * pa.types.is_struct(field.type))
+    return found
 
 
 def _kind(kind: pa.DataType) -> str:

@@ -15,7 +15,6 @@ import penstock.flows.predict.flow as predict_flow
 from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.predict.verb import predict_request
-from penstock.ingest.ray_tasks import local_map
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
@@ -133,26 +132,6 @@ def test_state_is_scored_once_and_replaced_by_later(
         assert done["state"].split("-")[0] in ("version", "snapshot") and again["state"] not in ("", done["state"])
         back = score(rows.input, format, **rows.options, **old)
         assert (back["state"], ids(tmp_path)) == (done["state"], first)
-
-
-@pytest.mark.parametrize("made", [delta, iceberg], ids=lambda made: made.__name__)
-def test_large_table_is_copied_at_ray_address(
-    tmp_path: Path, score: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], Rows]
-) -> None:
-    monkeypatch.setattr("penstock.ingest.formats.sources.tables.PART_BYTES", 1)
-    monkeypatch.setattr("penstock.ingest.formats.sources.iceberg.plain_files", lambda *_: None)
-    rows = made(tmp_path)
-    rows.add()
-    asked: list[Any] = []
-    monkeypatch.setattr(predict_flow, "_connected", lambda *_: "cluster")
-    monkeypatch.setattr(predict_flow, "refuse_unfit_nodes", lambda *given: asked.append(given[0]))
-    monkeypatch.setattr(predict_flow, "ray_map", lambda fn, items: asked.append(len(items)) or local_map(fn, items))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    score(rows.input, made.__name__, **rows.options, **rows.old())
-    assert not asked
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    done = score(rows.input, made.__name__, **rows.options)
-    assert asked == ["cluster", 2] and (done["rows"], len(ids(tmp_path))) == (10, 10)
 
 
 def test_other_query_is_refused_with_model_options(tmp_path: Path, score: Callable[..., dict[str, Any]]) -> None:
