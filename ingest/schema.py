@@ -30,6 +30,8 @@ class ColumnInfo(Section):
     longest] and `name_length`, int64 [rows]; `packed`: `name` [entries of all rows] and `name_offsets`, int64 [rows + 1]."""
     pad_value: float = 0.0
     """Fills a padded batch after a row's entries."""
+    encoded: bool = False
+    """Whether shards hold image files, which the feed decodes to `shape`."""
 
     def __str__(self) -> str:
         """Format name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""

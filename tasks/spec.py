@@ -177,10 +177,10 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
 
 
 def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
-    """Rules about rows that differ in length."""
+    """Rules about rows that differ in length, and images that stay encoded."""
     problems: list[tuple[str, str]] = []
     transforms = [entry.transform for entry in spec.preprocess]
-    kept = [number for number, each in enumerate(transforms) if each.makes_lists]
+    kept = [number for number, each in enumerate(transforms) if each.makes_lists or each.keeps_images_encoded]
     problems += [
         (f"preprocess.{number}.{each.name}", f"it would undo {transforms[kept[0]].name} (entry {kept[0]}); put it before that")
         for number, each in enumerate(transforms)

@@ -11,6 +11,7 @@ import pyarrow.ipc
 from penstock.errors import DataError
 from penstock.ingest.columns.extension_types import (
     DTYPES,
+    ImageType,
     RaggedType,
     Variable,
     as_numbers,
@@ -37,6 +38,8 @@ def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
 
 def _column_info(field: pa.Field) -> ColumnInfo:
     kind, shape = field.type, ()
+    if isinstance(kind, ImageType):
+        return ColumnInfo(name=field.name, dtype="uint8", shape=kind.shape, encoded=True)
     if isinstance(kind, RaggedType) and kind.storage_type.value_type in DTYPES:
         dtype = DTYPES[kind.storage_type.value_type]
         return ColumnInfo(name=field.name, dtype=dtype, ragged=kind.batch, pad_value=kind.pad_value)
@@ -69,7 +72,7 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
         DataError: a value is null.
     """
     # Rebuilt from the plain values: a slice would carry its offset, and a validity bitmap its bytes, into the file.
-    if isinstance(column.type, RaggedType):
+    if isinstance(column.type, RaggedType | ImageType):
         if any(chunk.storage.null_count for chunk in column.chunks):
             raise DataError(f"a column of type {column.type} still holds nulls after it was prepared")
         return variable_array(column.type, [variable_view(chunk) for chunk in column.chunks])
@@ -87,7 +90,7 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
 
 def column_view(array: pa.Array) -> np.ndarray | Variable:
     """Return one array of a shard's or of a prepared column as [rows, *shape] or a `Variable`, read-only and without a copy."""
-    if isinstance(array.type, RaggedType):
+    if isinstance(array.type, RaggedType | ImageType):
         return variable_view(array)
     if not isinstance(array.type, pa.FixedShapeTensorType):
         return as_numbers(array)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["DTYPES", "RaggedType", "Variable", "as_numbers", "variable_array", "variable_view"]
+__all__ = ["DTYPES", "ImageType", "RaggedType", "Variable", "as_numbers", "variable_array", "variable_view"]
 
 
 DTYPES = {
@@ -76,11 +76,37 @@ class RaggedType(pa.ExtensionType):  # type: ignore[misc]
         return hash(_described(self))
 
 
+class ImageType(pa.ExtensionType):  # type: ignore[misc]
+    """Encoded images that decode to uint8 [height, width, channels].
+
+    Args:
+        shape: of the decoded image; it is resized where it has another.
+    """
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.shape = shape
+        super().__init__(pa.large_binary(), "penstock.image")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return json.dumps({"shape": self.shape}).encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> ImageType:
+        return cls(tuple(json.loads(serialized)["shape"]))
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is ImageType and self.shape == other.shape
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
+
 def _described(kind: RaggedType) -> tuple[str, str, float]:
     return str(kind.storage_type), kind.batch, kind.pad_value
 
 
-pa.register_extension_type(RaggedType(pa.int8(), "padded", 0))
+for _kind in (RaggedType(pa.int8(), "padded", 0), ImageType((1, 1, 3))):
+    pa.register_extension_type(_kind)
 
 
 def as_numbers(array: pa.Array) -> np.ndarray:
@@ -90,15 +116,24 @@ def as_numbers(array: pa.Array) -> np.ndarray:
 
 
 def variable_view(array: pa.Array) -> Variable:
-    """Return an array of `RaggedType` as numpy views, without a copy. Offsets need not begin at 0."""
+    """Return an array of one of the two types as numpy views, without a copy. Offsets need not begin at 0."""
     plain = array.storage
     offsets = np.frombuffer(plain.buffers()[1], np.int64)[plain.offset : plain.offset + len(plain) + 1]
+    if isinstance(array.type, ImageType):
+        data = plain.buffers()[2]
+        return Variable(offsets, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8))
     return Variable(offsets, as_numbers(plain.values))
 
 
-def variable_array(kind: RaggedType, parts: list[Variable]) -> pa.Array:
+def variable_array(kind: RaggedType | ImageType, parts: list[Variable]) -> pa.Array:
     """Put rows of several views together as one array, whose offsets begin at 0 and whose values hold nothing else."""
     lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
     values = np.concatenate([part.values[part.offsets[0] : part.offsets[-1]] for part in parts])
-    storage = pa.LargeListArray.from_arrays(pa.array(np.cumsum(lengths)), pa.array(values), type=kind.storage_type)
+    offsets = np.cumsum(lengths)
+    if isinstance(kind, ImageType):
+        storage = pa.LargeBinaryArray.from_buffers(
+            kind.storage_type, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        )
+    else:
+        storage = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind.storage_type)
     return pa.ExtensionArray.from_storage(kind, storage)

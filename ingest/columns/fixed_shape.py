@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.casts import cast_array
-from penstock.ingest.columns.extension_types import RaggedType
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.type_text import type_text, value_text
 from penstock.messages import in_yaml
@@ -84,6 +84,8 @@ def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         array: any type; what is inside lists is looked at only in fixed-shape tensors without null rows, and in `RaggedType`.
     """
     rows = len(array)
+    if isinstance(array.type, ImageType):
+        return array.is_null().to_numpy(zero_copy_only=False), np.zeros(rows, np.bool_)
     if isinstance(array.type, RaggedType):
         return _missing_in_lists(array.storage)
     flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
@@ -137,7 +139,7 @@ def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Une
         # A permuted tensor is stored in another order than it is read in.
         plain = pa.fixed_shape_tensor(kind.value_type, list(kind.shape))
         return array if kind == plain else tensor_array(array.to_numpy_ndarray())
-    if isinstance(kind, RaggedType):
+    if isinstance(kind, RaggedType | ImageType):
         return array
     if pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import PreflightError
 from penstock.ingest.columns.arrays import Block
-from penstock.ingest.feed.lists import Packed, Places, bytes_at, places_of, take_lists
+from penstock.ingest.feed.lists import Packed
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
+from penstock.ingest.feed.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
 from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
 
@@ -85,6 +86,8 @@ class RowGather:
         self._regions: dict[str, _Region] = {}
         self._memory = {column.name: _ReusedMemory(column) for column in self.columns if column.ragged is None}
         self._lists = [column for column in self.columns if column.ragged is not None]
+        self._images = [column for column in self.columns if column.encoded]
+        self._decoder = ImageDecoder()
         self._lock = threading.RLock()
 
     def pin_memory(self, wanted: bool) -> None:
@@ -122,14 +125,19 @@ class RowGather:
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.
 
-        The caller may keep and change the tensors. Their memory is reused once nothing refers to any part of it.
-        Columns of lists are left to `take_lists`.
+        The caller may keep and change the tensors. Their memory is reused once nothing refers to any part of it. Encoded images
+        are decoded; columns of lists are left to `take_lists`.
         """
         with self._lock, phase("gather"):
             tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
             if not len(ids):
                 return tensors
-            self._take_fixed(ids, tensors)
+            fixed = {name: tensor for name, tensor in tensors.items() if all(image.name != name for image in self._images)}
+            self._take_fixed(ids, fixed)
+            for image in self._images:
+                places = self._places(image, ids)
+                with phase("decode"):
+                    self._decoder.decode(image, places, tensors[image.name])
             return tensors
 
     def take_lists(self, ids: NDArray[np.int64]) -> list[tuple[ColumnInfo, Packed]]:

@@ -109,7 +109,7 @@ def _row_bytes(table: pa.Table) -> np.ndarray:
     """Return the bytes of each row in a shard, with 12 bytes of provenance: int64 [rows]."""
     sizes = np.full(table.num_rows, 12, np.int64)
     for info in columns_of(table.schema):
-        if info.ragged is None:
+        if info.ragged is None and not info.encoded:
             sizes += np.dtype(info.dtype).itemsize * int(np.prod(info.shape))
             continue
         chunks = [variable_view(chunk) for chunk in table.column(info.name).chunks]

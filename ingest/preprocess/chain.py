@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
-from penstock.ingest.columns.extension_types import RaggedType
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.columns.images import holds_images, pixel_bytes
 from penstock.ingest.files.listing import SourceFile
@@ -151,9 +151,9 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
     if holds_images(rows.table.schema.field(name).type):
         decode_images(rows, name, data.images, is_mask=is_label)
         return
-    if is_label and isinstance(rows.table.schema.field(name).type, RaggedType):
+    if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
         raise DataError(
-            f"the label {name!r} holds lists; a label is one value a row",
+            f"the label {name!r} holds lists or images; a label is one value a row",
             next_step="leave data.label out, and let the recipe's loss read the column",
         )
     rows.fix_shape(name, is_label=is_label)

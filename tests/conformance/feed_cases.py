@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import ray
+from PIL import Image
 from torch import Tensor
 
 from penstock.digest import file_digest
 from penstock.ingest.columns.arrays import column_view, contiguous, tensor_array
-from penstock.ingest.columns.extension_types import RaggedType
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.manifest import DatasetManifest, ShardInfo
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
@@ -45,10 +48,12 @@ LISTS = SCHEMA.model_copy(
             *SCHEMA.columns,
             ColumnInfo(name="tokens", dtype="int32", ragged="padded", pad_value=-1),
             ColumnInfo(name="marks", dtype="float32", ragged="packed"),
+            ColumnInfo(name="picture", dtype="uint8", shape=(2, 3, 3), encoded=True),
         )
     }
 )
-"""The same rows with lists: row i has the `tokens` i, i + 1, ... (as many as i % 7), and i % 3 `marks` of i."""
+"""The same rows with lists: row i has the `tokens` i, i + 1, ... (as many as i % 7), i % 3 `marks` of i, and an encoded
+`picture` all of i % 251."""
 
 
 def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -88,14 +93,22 @@ def put_dataset(block_rows: int = 200, rows: int = ROWS, *, lists: bool = False)
 
 
 def lists_table(ids: np.ndarray) -> pa.Table:
-    """Those rows with their lists."""
+    """Those rows with their lists and pictures."""
     made = table(ids)
     tokens, marks = ([list(range(i, i + i % 7)) for i in ids.tolist()], [[float(i)] * (i % 3) for i in ids.tolist()])
     for name, lists in (("tokens", tokens), ("marks", marks)):
         info = LISTS[name]
         kind = RaggedType(pa.from_numpy_dtype(info.dtype), info.ragged or "padded", info.pad_value)
         made = made.append_column(name, pa.ExtensionArray.from_storage(kind, pa.array(lists, kind.storage_type)))
-    return made
+    images = pa.array([_png(i % 251) for i in ids.tolist()], pa.large_binary())
+    return made.append_column("picture", pa.ExtensionArray.from_storage(ImageType((2, 3, 3)), images))
+
+
+@functools.cache
+def _png(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((2, 3, 3), value, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def write_dataset(
@@ -164,6 +177,9 @@ def check_values(batch: Batch) -> None:
     if "tokens" in columns:
         lists = [columns.pop(name) for name in ("tokens", "tokens_length", "marks", "marks_offsets")]
         _check_lists(batch.row_ids, *lists)
+        picture = columns.pop("picture")
+        assert picture.shape == (batch.rows, 2, 3, 3)
+        assert (picture.numpy() == (batch.row_ids % 251)[:, None, None, None]).all()
     assert set(columns) == set(expected)
     for name, tensor in columns.items():
         assert tensor.numpy().dtype == np.dtype(SCHEMA[name].dtype)

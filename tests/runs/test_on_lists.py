@@ -28,7 +28,7 @@ data: {format: parquet, train: data/, validation: {fraction: 0.2}, test: {fracti
 preprocess:
   - ragged: {columns: [tokens], pad_value: 9}
   - ragged: {columns: [marks], batch: packed}
-  - decode_image: {column: picture}
+  - decode_image: {column: picture, keep: encoded}
   - null_mask: {columns: [age]}
 shuffle: {seed: 5, by_length: {column: tokens, pool_batches: 4, batch_entries: 400}}
 train:

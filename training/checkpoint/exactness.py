@@ -7,14 +7,17 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import PIL
 import ray
 import torch
 
 import penstock
 from penstock.errors import ResumeError
+from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.manifest import CheckpointFacts
 
 __all__ = [
@@ -40,13 +43,19 @@ _DECISIVE = {
     "cpu": "CPU",
     "threads": "torch threads",
     "cuda": "CUDA",
+    "images": "Pillow",
     "nodes": "GPUs on each node",
 }
 """Parts of the environment that floating-point results depend on, with their names in messages."""
 
 
-def environment_of(device: torch.device) -> dict[str, str]:
-    """Describe versions and hardware of this process that bits may depend on; see `environment_of_all`."""
+def environment_of(device: torch.device, schema: FeedSchema | None = None) -> dict[str, str]:
+    """Describe versions and hardware of this process that bits may depend on; see `environment_of_all`.
+
+    Args:
+        schema: of the rows; None if training decodes no images.
+    """
+    decodes = schema is not None and any(column.encoded for column in schema.columns)
     is_gpu = device.type == "cuda"
     return {
         "penstock": penstock.__version__,
@@ -59,6 +68,7 @@ def environment_of(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "host": platform.node(),
         "boot": _text_of("/proc/sys/kernel/random/boot_id").strip(),
+        **({"images": f"{PIL.__version__}, simplejpeg {version('simplejpeg')}"} if decodes else {}),
     }
 
 

@@ -189,7 +189,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
     store = job_checkpoints(job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
-    environment = environment_of_all(group.everyones(environment_of(group.device)))
+    environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     begun_with = ""
     if checkpoint is None and job.spec.start_from is not None:

@@ -171,8 +171,8 @@ class LoadedModel:
         return PreparedRows(table, ready.rows[chosen], problems, ready.unseen)
 
     def _many_rows(self, features: pa.Table) -> int:
-        """Number of rows to predict at once where there are many."""
-        if not features.num_rows:
+        """Number of rows to predict at once where there are many; rows with encoded images grow, so they keep to the least."""
+        if not features.num_rows or any(info.encoded for info in self.schema.features):
             return self._batch_rows
         row_bytes = max(1, int(features.nbytes) // int(features.num_rows))
         return max(self._batch_rows, min(MOST_BATCH_ROWS, BATCH_BYTES // row_bytes))

@@ -285,7 +285,7 @@ class RawRows:
 
 
 def _plain(info: ColumnInfo) -> bool:
-    return not info.shape and info.ragged is None
+    return not info.shape and info.ragged is None and not info.encoded
 
 
 _RULES: dict[Reason, str] = {

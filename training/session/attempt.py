@@ -114,7 +114,7 @@ def start_rank(
     stop = group.from_first(stop)
     store = job_checkpoints(job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
-    environment = environment_of_all(group.everyones(environment_of(group.device)))
+    environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
     settings = {**job.settings, **(versions or {})}
     state, exactness = TrainState(), BIT_EXACT
     if checkpoint is not None:

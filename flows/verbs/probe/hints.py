@@ -21,7 +21,7 @@ ADVICE = {
     NODE_CACHE: "the node's cache is smaller than what is read, and shards are fetched again and again: raise "
     "PENSTOCK_CACHE_BYTES or give PENSTOCK_CACHE_DIR a larger disk",
     "read": "files or shards are opened and parsed",
-    "decode": "images are decoded while they are read; a cache decodes them once",
+    "decode": "images are decoded while they are read; decode_image: {keep: pixels} with a cache decodes once",
     "transform": "the transforms run while training reads",
     "gather": "rows are copied into batches, from the disk where memory does not hold them",
     "augment": "the recipe's augment: give it fewer operations, or move what is not random to a transform",

@@ -11,10 +11,10 @@ from PIL import Image
 from pydantic import PositiveInt
 
 from penstock.config import Section
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.deep_images import DeepImage
-from penstock.ingest.columns.extension_types import RaggedType
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import Fit, ImageMode, decode_image, holds_images
 from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.learnt import ColumnState
@@ -26,7 +26,7 @@ from penstock.messages import in_yaml
 __all__ = ["DecodeImage", "DecodeImageOptions", "decode_images"]
 
 
-Keep = Literal["pixels", "sizes"]
+Keep = Literal["pixels", "encoded", "sizes"]
 
 
 class DecodeImageOptions(Section):
@@ -47,8 +47,9 @@ class DecodeImageOptions(Section):
     range: ValueRange | None = None
     """The values that become 0 and 255 of images of more than 8 bits; instead of `data.images.range`."""
     keep: Keep = "pixels"
-    """What the cache holds. `pixels` are of one size. `sizes` keeps pixels of each image's own size: a batch has `image` (the
-    pixels of all rows, joined), `image_offsets` and `image_shape` [rows, 3]."""
+    """What the cache holds. `pixels` is the fastest to read. `encoded` images take a tenth of the space and are decoded in
+    training, with the same result. `sizes` keeps pixels of each image's own size: a batch has `image` (the pixels of all rows,
+    joined), `image_offsets` and `image_shape` [rows, 3]."""
 
 
 class DecodeImage(Transform[DecodeImageOptions]):
@@ -59,7 +60,7 @@ class DecodeImage(Transform[DecodeImageOptions]):
 
     def __init__(self, name: str, options: DecodeImageOptions) -> None:
         super().__init__(name, options)
-        self.makes_lists = options.keep == "sizes"
+        self.keeps_images_encoded, self.makes_lists = options.keep == "encoded", options.keep == "sizes"
 
     def named(self, label: str | None) -> Sequence[str]:
         return [self.options.column]
@@ -72,6 +73,17 @@ class DecodeImage(Transform[DecodeImageOptions]):
         self.require(rows, [options.column])
         own = options.model_dump(include={"size", "fit", "mode", "range"}, exclude_none=True)
         images = data.images.model_copy(update=own)
+        if self.keeps_images_encoded and images.range is not None:
+            raise SpecError(
+                "preprocess: decode_image: keep: encoded is for images of 8 bits a channel, and range for others",
+                next_step="leave keep out: pixels scaled by a range take a byte each; or leave the range out",
+            )
+        if self.keeps_images_encoded and (images.fit != "resize" or options.mode == "mask"):
+            raise SpecError(
+                f"preprocess: decode_image: keep: encoded is for images in colour or grey that are resized, not for "
+                f"{'a mask' if options.mode == 'mask' else f'fit: {images.fit}'}",
+                next_step="leave keep out",
+            )
         decode_images(rows, options.column, images, keep=options.keep, is_mask=options.mode == "mask")
 
 
@@ -80,7 +92,8 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
 
     Args:
         images: what the pixels shall be.
-        keep: `sizes`: keep each image's own size, as a list of its pixels and a column of shapes.
+        keep: `encoded`: decode to know that it can be done, and keep the images as they are, as `ImageType`; `sizes`: keep each
+            image's own size, as a list of its pixels and a column of shapes.
         is_mask: the numbers of the pixels are classes.
 
     Raises:
@@ -103,7 +116,7 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
     # All of one size are decoded to where they stay.
     together = np.empty((len(encoded), *size, *channels), np.uint8) if size is not None and keep == "pixels" else None
     with phase("decode"):
-        pixels, errors = _decode_all(rows, name, encoded, images, mode, together)
+        pixels, errors = _decode_all(rows, name, encoded, images, mode, together, keeps=keep != "encoded")
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     if keep == "sizes":
@@ -118,6 +131,12 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
                 next_step=f"bring all to one size: decode_image: {{column: {in_yaml(name)}, size: [{height}, {width}]}}, "
                 "with fit: crop or pad where proportions matter; or keep their sizes (keep: sizes)",
             )
+    if keep == "encoded":
+        kept = rows.column(name)
+        kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
+        shape = whole[0].shape if whole else (*(size or (1, 1)), *channels)
+        rows.put(name, pa.ExtensionArray.from_storage(ImageType(shape), kept))
+        return
     if together is None:
         together = np.stack(whole) if whole else np.zeros((0, 1, 1, *channels), np.uint8)
     rows.put(name, tensor_array(together[: len(whole)]))
@@ -143,6 +162,8 @@ def _decode_all(
     images: ImagesOptions,
     mode: ImageMode,
     together: np.ndarray | None,
+    *,
+    keeps: bool,
 ) -> tuple[list[np.ndarray | None], list[str]]:
     """The pixels of each image and what is wrong with it. Those of the whole ones lie in `together`, one after the other."""
     pixels: list[np.ndarray | None] = []
@@ -153,7 +174,7 @@ def _decode_all(
             out = None if together is None else together[num_whole]
             image = decode_image(content, images.size, mode, images.range, images.fit, out)
             num_whole += 1
-            pixels.append(image)
+            pixels.append(image if keeps else np.broadcast_to(np.uint8(0), image.shape))  # of which only the shape takes room
             errors.append("")
         except DeepImage as error:
             raise DataError(

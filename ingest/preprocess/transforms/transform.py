@@ -80,6 +80,8 @@ class Transform(Generic[O]):
     """Whether it may make rows many times larger: then at most 4096 are prepared at a time."""
     makes_lists: bool = False
     """Whether it makes columns of lists of unequal length (`RaggedType`)."""
+    keeps_images_encoded: bool = False
+    """Whether it makes columns of images that are decoded in training (`ImageType`)."""
     makes_columns: bool = False
     """Whether it may make a column of any name, so that `data.label` need not be a column of the source."""
     renames: Mapping[str, str] = MappingProxyType({})

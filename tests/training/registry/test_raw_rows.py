@@ -61,7 +61,7 @@ def table_source(folder: Path) -> Source:
 
 
 def lists_source(folder: Path) -> Source:
-    """Lists of unequal length in both forms, images, and user code that needs the label's column."""
+    """Lists of unequal length in both forms, encoded images, and user code that needs the label's column."""
     rng = np.random.default_rng(1)
     rows = []
     for row in range(ROWS):
@@ -76,7 +76,7 @@ def lists_source(folder: Path) -> Source:
         {"map_batches": "code.py:shifted"},
         {"ragged": {"columns": ["tokens"], "pad_value": 9}},
         {"ragged": {"columns": ["marks"], "batch": "packed", "dtype": "int32"}},
-        {"decode_image": {"column": "kept"}},
+        {"decode_image": {"column": "kept", "keep": "encoded"}},
     ]
     return Source.of(folder, {"train/0.parquet": pa.Table.from_pylist(rows)}, steps, **HELD_OUT)
 

@@ -140,10 +140,12 @@ def images(folder: Path, steps: list[Any]) -> Source:
     return Source.of(folder, {"train/a.parquet": table}, steps, label="label", images={"size": [32, 32]})
 
 
-def test_slow_decoding_is_named(tmp_path: Path) -> None:
-    source = images(tmp_path, [{"decode_image": {"column": "image"}}])
-    streams = Streamed(source.preparation())
-    seen = read(tmp_path, source.storage, source.materialize(), batch_rows=4, open_feeds=streams)
+@pytest.mark.parametrize("cache", ["disk", "none"])
+def test_slow_decoding_is_named(tmp_path: Path, cache: str) -> None:
+    source = images(tmp_path, [{"decode_image": {"column": "image", "keep": "encoded" if cache == "disk" else "pixels"}}])
+    manifest = source.materialize()
+    streams = {"open_feeds": Streamed(source.preparation())} if cache == "none" else {}
+    seen = read(tmp_path, source.storage, manifest, batch_rows=4, **streams)
     assert seen["place"] == "decode", seen["time"]
 
 

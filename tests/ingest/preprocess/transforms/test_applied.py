@@ -311,6 +311,8 @@ def test_decode_image_range_scales_only_deep_images() -> None:
     assert np.array_equal(np.reshape(found, (1, 2, 3, 3))[..., 2], [[[0, 0, 128], [255, 255, 255]]])
     with pytest.raises(DataError, match="cannot be decoded"):
         transform_table(table, ["decode_image"], images={"range": [0, 1]})
+    with pytest.raises(SpecError, match="keep: encoded is for images of 8 bits"):
+        transform_table(table, [{"decode_image": {"keep": "encoded"}}], images={"range": [0, 1]})
 
 
 def test_decode_image_refuses_other_programs() -> None:

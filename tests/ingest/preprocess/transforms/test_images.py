@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.ingest.columns import images
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.open_feed import open_feed
@@ -190,6 +190,8 @@ def test_mask_resized_keeps_classes() -> None:
     assert set(np.unique(small)) == {3, 9, 200}
     with pytest.raises(DataError, match=r"a mask holds one number of 8 bits a pixel, and this is of Pillow's mode RGB"):
         decoded([encoded(halves(4, 4))], mode="mask")
+    with pytest.raises(SpecError, match="not for a mask"):
+        decoded([two], mode="mask", keep="encoded")
 
 
 def test_image_label_is_mask_beside_images_of_any_size(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows that differ in length: lists padded and packed, steps by length, nulls with a mask."""
+"""Rows that differ in length: lists padded and packed, steps by length, images that stay encoded, nulls with a mask."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS, BATCH = 300, 32
 STEPS = [
     {"ragged": {"columns": ["tokens"], "pad_value": -1}},
     {"ragged": {"columns": ["marks"], "batch": "packed"}},
-    {"decode_image": {"column": "picture"}},
+    {"decode_image": {"column": "picture", "keep": "encoded"}},
     {"null_mask": {"columns": ["age"]}},
 ]
 
@@ -239,6 +239,17 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
     assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
 
 
+def test_encoded_images_keep_their_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
+    source, manifest = prepared
+    shard = open_shard(source.storage.local_path(manifest.shards[0].path))
+    pictures = shard.column("picture")
+    first = pictures.values[pictures.offsets[0] : pictures.offsets[1]].tobytes()  # type: ignore[union-attr]
+    assert first == png(0)
+    assert {str(column) for column in manifest.feed_schema.columns} == {
+        "id: int64", "tokens: int32[*]", "marks: float32[*]", "picture: uint8[6, 5, 3]", "age: float64", "age_is_null: uint8",
+    }  # fmt: skip
+
+
 def test_shards_of_lists_end_by_bytes_for_any_tables(tmp_path: Path) -> None:
     digests = []
     for files in (1, 3):
@@ -300,7 +311,7 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
     with pytest.raises(DataError, match=r"lists of unequal length") as caught:
         prepare([[1.0], [2.0, 3.0]], lists, {"drop": ["y"]})
     assert "ragged: {columns: [x]}" in caught.value.next_step
-    with pytest.raises(DataError, match="the label 'x' holds lists"):
+    with pytest.raises(DataError, match="the label 'x' holds lists or images"):
         prepare([[1.0]], lists, step, label="x")
     for options, words in (
         ({"pad_value": 0.5}, "pad_value 0.5 is not a value for column 'x' of int64"),
@@ -315,7 +326,7 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
         prepare([[1.0]], lists, {"null_mask": {"columns": ["y"]}}, label="y")
     with pytest.raises(DataError, match=r"null_mask cannot take column 'x'"):
         prepare([[1.0]], lists, {"null_mask": {"columns": ["x"]}})
-    encoded = {"decode_image": {"column": "x"}}
+    encoded = {"decode_image": {"column": "x", "keep": "encoded"}}
     with pytest.raises(DataError, match=r"1 row has an image in x that cannot be decoded; first: part-0\.parquet, row 101"):
         prepare([png(1), png(2)[:-30]], pa.binary(), encoded)
 
