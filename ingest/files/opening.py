@@ -27,7 +27,6 @@ __all__ = [
     "COMPRESSED",
     "asking",
     "can_be_cut",
-    "line_starts",
     "open_input",
     "open_span",
     "open_stream",
@@ -106,15 +105,11 @@ def can_be_cut(uri: str) -> bool:
     return posixpath.splitext(uri.lower())[1] not in COMPRESSED
 
 
-def line_starts(uri: str, size_bytes: int, part_bytes: int) -> list[int]:
-    """Return bytes at which lines begin, about `part_bytes` apart, from 0 on."""
-    starts = [0]
-    with open_input(uri) as source:
-        for near in range(part_bytes, size_bytes - part_bytes // 2, part_bytes):
-            source.seek(near)
-            found = source.read(_WINDOW_BYTES).find(b"\n") + 1
-            starts += [near + found] if found else []
-    return starts
+def open_head(uri: str, head_bytes: int) -> pa.NativeFile:
+    """Open the lines that end within the first `head_bytes` of a file that is not compressed; nothing if none does."""
+    with open_span(uri, 0, head_bytes) as stream:
+        head = bytes(stream.read())
+    return pa.BufferReader(head[: head.rfind(b"\n") + 1])
 
 
 def read_bytes(uri: str) -> bytes:

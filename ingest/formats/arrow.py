@@ -12,13 +12,19 @@ import pyarrow.ipc as ipc
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, last_cut, reading, rows_between
+from penstock.ingest.formats.reader import (
+    CUT_BYTES,
+    FileFacts,
+    Reader,
+    conform,
+    declared_columns,
+    last_cut,
+    reading,
+    rows_between,
+)
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["ArrowFormat", "ArrowReader"]
-
-
-_CUT_BYTES = 64 << 20
 
 
 class ArrowFormat(Format):
@@ -41,7 +47,7 @@ class ArrowReader(Reader):
         with _open_arrow(file) as (schema, batches):
             rows, held, cuts = 0, 0, [Cut(0, 0, 1)]
             for number, batch in enumerate(batches):
-                if held >= _CUT_BYTES:
+                if held >= CUT_BYTES:
                     held = 0
                     cuts.append(Cut(rows, number, 1))
                 rows, held = rows + batch.num_rows, held + batch.nbytes

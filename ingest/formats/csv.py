@@ -10,8 +10,7 @@ import contextlib
 import functools
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +21,12 @@ from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
-from penstock.ingest.files.opening import open_input, open_span, open_stream, read_problem
+from penstock.ingest.files.opening import open_head, open_span, open_stream, read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
-from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, joined_types, rounds
-from penstock.ingest.formats.cells.quotes import QuoteCheck, record_start
+from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect, OnlyRows
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
+from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, MostlyNumbers, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8, misread
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, in_yaml, shorten
@@ -37,9 +35,6 @@ __all__ = ["CsvFormat", "CsvReader"]
 
 
 _BLOCK_BYTES = 4 << 20
-
-_WINDOW_BYTES = 1 << 20
-"""Where a record begins is looked for in so many bytes."""
 
 
 class CsvFormat(Format):
@@ -69,65 +64,39 @@ class CsvReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
-        return self._inspected(file, None)
+        return self.look_through(file, None)
 
-    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """As `inspect`; None unless it is sure that the next part begins with a record."""
-        return self._inspected_part(file, begin, end, None)
-
-    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
+    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
         """See `Reader.look_through`."""
-        return self._inspected(file, keep) if span is None else self._inspected_part(file, *span, keep)
+        header, left_out = self._header(file), OnlyRows(self._form.options)
+        cells, rows, lines = self._seen(file, header, self._form.open(file, left_out), keep)
+        line_is_row = lines.count == rows + self._before_rows + left_out.emptied
+        # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
+        if not line_is_row and (problems := self._broken_records(file, header)):
+            raise _broken(file, problems, header)
+        self._refuse_utf8(file)
+        is_cut = line_is_row and lines.are_plain and self._form.can_be_cut(file)
+        return self._facts(file, cells, rows)._replace(cuts=lines.cuts.found() if is_cut else ())
 
-    def _inspected(self, file: SourceFile, keep: Keep | None) -> FileFacts:
-        header = self._header(file)
+    def inspect_head(self, file: SourceFile, head_bytes: int) -> FileFacts | None:
+        """See `Reader.inspect_head`: the lines that end there."""
+        if not self._form.can_be_cut(file):
+            return None
+        cells, rows, _ = self._seen(file, self._header(file), open_head(file.uri, head_bytes), None)
+        return self._facts(file, cells, rows)
+
+    def _seen(
+        self, file: SourceFile, header: list[str], stream: pa.NativeFile, keep: Keep | None
+    ) -> tuple[dict[str, CellTypes], int, _LineCounter]:
+        """Read the rows of a stream that begins with the file, and count rows and lines."""
         wanted = self._wanted(header)
         cells = {name: CellTypes(self._null_words) for name in wanted}
         rows = 0
-        left_out = OnlyRows(self._form.options)
-        lines = _LineCounter(self._form.open(file, left_out))
+        lines = _LineCounter(stream, self._before_rows)
         for batch in self._text_batches(file, lines, header, wanted):
             self._see(cells, batch, rows, keep)
             rows += batch.num_rows
-        # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
-        if lines.count != rows + self._before_rows + left_out.emptied and (problems := self._broken_records(file, header)):
-            raise _broken(file, problems, header)
-        self._refuse_utf8(file)
-        return self._facts(file, cells, rows)
-
-    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
-        """Lines that have as many fields as the header, `part_bytes` apart."""
-        if not self._form.can_be_cut(file):
-            return []
-        fields, starts = len(self._header(file)), [0]
-        with open_input(file.uri) as source:
-            for near in range(part_bytes, file.size_bytes - part_bytes // 2, part_bytes):
-                source.seek(near)
-                found = record_start(source.read(_WINDOW_BYTES), fields, self._form.delimiter(file), self._form.options.quote)
-                starts += [near + found] if found is not None else []
-        return starts
-
-    def _inspected_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts | None:
-        header = self._header(file)
-        wanted = self._wanted(header)
-        cells = {name: CellTypes(self._null_words) for name in wanted}
-        quotes, rows = QuoteCheck(self._form.delimiter(file), self._form.options.quote), 0
-        lines = _LineCounter(open_span(file.uri, begin, end), quotes.see)
-        for batch in self._raw_batches(file, lines, header, wanted, is_first=begin == 0):
-            self._see(cells, batch, rows, keep)
-            rows += batch.num_rows
-        quotes.see(b"")
-        return PartFacts(rows, lines.count, cells) if quotes.is_sure else None
-
-    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
-        """Join the types of all parts, unless they have none in common."""
-        begins = [0, *accumulate(part.rows for part in parts)]
-        cells = {
-            name: joined_types([(row, part.found[name]) for row, part in zip(begins, parts, strict=False)], self._null_words)
-            for name in parts[0].found
-        }
-        known = {name: seen for name, seen in cells.items() if seen is not None}
-        return self._facts(file, known, begins[-1]) if len(known) == len(cells) else None
+        return cells, rows, lines
 
     def _wanted(self, header: list[str]) -> list[str]:
         return [name for name in header if self._columns is None or name in self._columns]
@@ -372,13 +341,20 @@ def _broken(file: SourceFile, problems: list[str], header: list[str]) -> DataErr
 
 
 class _LineCounter:
-    """A stream that counts the lines read through it; `see` sees all of its bytes."""
+    """A stream that counts the lines read through it, and notes where rows begin if each of them is one line.
 
-    def __init__(self, stream: pa.NativeFile, see: Callable[[bytes], None] = lambda _block: None) -> None:
+    Args:
+        before_rows: lines before the first row.
+    """
+
+    def __init__(self, stream: pa.NativeFile, before_rows: int) -> None:
         self._stream = stream
-        self._see = see
-        self._ends = 0
+        self._before_rows = before_rows
+        self._ends = self._read = 0
         self._last = b"\n"
+        self.cuts = Cuts()
+        self.are_plain = True
+        """Whether no line ends with a carriage return alone, which is not counted here."""
         self.closed = False
 
     @property
@@ -391,8 +367,10 @@ class _LineCounter:
         block = bytes(self._stream.read(size if size >= 0 else None))
         self._ends += block.count(b"\n")
         self._last = block[-1:] or self._last
-        if block:
-            self._see(block)
+        self.are_plain = self.are_plain and block.count(b"\r") == block.count(b"\r\n")
+        if self._ends > self._before_rows and (end := block.rfind(b"\n") + 1):
+            self.cuts.add(self._ends - self._before_rows, self._read + end, self._ends + 1)
+        self._read += len(block)
         return block
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +19,14 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream
+from penstock.ingest.files.opening import can_be_cut, open_head, open_span
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_text import Block, file_blocks, has_long_integer, line_blocks, read_head, spans_lines
 from penstock.ingest.formats.reader import (
+    Cuts,
     FileFacts,
     Keep,
     MixedColumnError,
-    PartFacts,
     Reader,
     last_cut,
     rows_between,
@@ -61,47 +61,28 @@ class JsonReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        return self._seen(file, file_blocks(file), None)[0]
+        return self.look_through(file, None)
 
-    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
+    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
         """See `Reader.look_through`."""
         if self._marks and self._types:
             keep = None  # what does not read as a given type is null here, and is not marked
-        return self._seen(file, file_blocks(file), keep)[0] if span is None else self._seen_part(file, *span, keep)
+        return self._seen(file, file_blocks(file), keep)
 
-    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
-        """Lines, `part_bytes` apart, where each is an object."""
-        with open_stream(file.uri) as stream:
-            if not can_be_cut(file.uri) or spans_lines(read_head(stream)):
-                return []
-        return line_starts(file.uri, file.size_bytes, part_bytes)
+    def inspect_head(self, file: SourceFile, head_bytes: int) -> FileFacts | None:
+        """See `Reader.inspect_head`: the lines that end there."""
+        with open_head(file.uri, head_bytes) as stream:
+            head = read_head(stream)
+            is_cut = can_be_cut(file.uri) and not spans_lines(head)
+            return self._seen(file, line_blocks(file, stream, head), None) if is_cut else None
 
-    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """As `inspect`."""
-        return self._seen_part(file, begin, end, None)
-
-    def _seen_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts:
-        with open_span(file.uri, begin, end) as stream:
-            facts, lines = self._seen(file, line_blocks(file, stream), keep)
-        return PartFacts(facts.rows, lines, facts.columns)
-
-    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
-        """Join the types of all parts, unless they have none in common."""
-        columns: dict[str, pa.DataType] = {}
-        for part in parts:
-            for name, found in part.found.items():
-                kind = promote(columns.get(name, pa.null()), found)
-                if kind is None:
-                    return None
-                columns[name] = kind
-        return FileFacts(columns, sum(part.rows for part in parts))
-
-    def _seen(self, file: SourceFile, blocks: Iterator[Block], keep: Keep | None) -> tuple[FileFacts, int]:
-        """Return the facts of the blocks, and how many lines they have."""
-        rows = lines = 0
+    def _seen(self, file: SourceFile, blocks: Iterator[Block], keep: Keep | None) -> FileFacts:
+        rows, cuts = 0, Cuts()
         columns: dict[str, pa.DataType] = {}
         for block in blocks:
             table = self._parse(file, block, None)
+            if block.at is not None and can_be_cut(file.uri):
+                cuts.add(rows, block.at, block.lines[0])
             if keep is not None:
                 keep(self._as_read(table))
             for field in table.schema:
@@ -116,8 +97,7 @@ class JsonReader(Reader):
                     )
                 columns[field.name] = kind
             rows += block.rows
-            lines = block.lines[-1] - 1
-        return FileFacts(columns, rows), lines
+        return FileFacts(columns, rows, cuts=cuts.found())
 
     def _as_read(self, table: pa.Table) -> pa.Table | None:
         """Select the columns that are read; None where text is a time here, which it is not in `tables`."""

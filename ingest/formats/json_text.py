@@ -53,6 +53,8 @@ class Block(NamedTuple):
     lines: range | list[int]
     """The line of the file, from 1, that each line of `text` begins at; blank lines of it hold no object."""
     rows: int
+    at: int | None = None
+    """The byte of the file that it begins at, in a file of lines."""
 
     def numbered_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the file's line and the text of every object."""
@@ -104,7 +106,7 @@ def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line
             raise DataError(f"{file.uri}: {problem}")
         num_rows, num_ends = count_lines(block)
         if num_rows:
-            yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
+            yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows, offset)
         line += num_ends
         offset += len(block)
 

@@ -20,11 +20,12 @@ from penstock.ingest.files.opening import can_be_cut, open_input, read_problem
 from penstock.messages import in_yaml
 
 __all__ = [
+    "CUT_BYTES",
+    "Cuts",
     "FileFacts",
     "Keep",
     "MixedColumnError",
     "MostlyNumbers",
-    "PartFacts",
     "Reader",
     "conform",
     "last_cut",
@@ -52,6 +53,8 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself (run git lfs pull)"),
 )
 
+
+CUT_BYTES = 64 << 20
 
 Keep = Callable[[pa.Table | pa.RecordBatch | None], None]
 """See `Reader.look_through`."""
@@ -88,16 +91,6 @@ class FileFacts(NamedTuple):
     """Of a file that is one row, about what the row takes in memory, if that is another size than the file's."""
 
 
-class PartFacts(NamedTuple):
-    """The result of one look through a part of a file."""
-
-    rows: int
-    lines: int
-    """Line ends, in a file that has lines."""
-    found: Any
-    """For `Reader.joined`; pickles."""
-
-
 class Reader(Protocol):
     """Reads the files of one pipeline in one format. Derive from it, so that what you leave out has its default.
 
@@ -129,34 +122,22 @@ class Reader(Protocol):
             ServiceError: a store stopped answering (`read_problem` of penstock.ingest.files.opening decides between the two).
         """
 
-    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
-        """Return bytes at which parts of about `part_bytes` begin that can be inspected apart, from 0 on; empty: no cuts.
+    def inspect_head(self, file: SourceFile, head_bytes: int) -> FileFacts | None:
+        """Look through about the first `head_bytes` of a file only; None where that cannot be done.
 
         Raises:
             Exception: any; the file is then inspected as a whole, which finds its problems.
         """
-        return []
-
-    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """Look through the bytes from `begin` to `end`, which `part_starts` gave. None: the whole file must be inspected.
-
-        Raises:
-            Exception: as `part_starts`.
-        """
         return None
 
-    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
-        """As `inspect`, or as `inspect_part` of the bytes in `span`, but pass on the rows that are parsed.
+    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
+        """As `inspect`, but pass on the rows that are parsed.
 
         Args:
             keep: takes all rows, in their order, as `tables` would give them if the source has the types that were found here;
                 None once it would give others. A reader that does not call it is read again.
         """
-        return self.inspect(file) if span is None else self.inspect_part(file, *span)
-
-    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
-        """Join the facts of the parts to those of the whole file, as `inspect` finds them; None if they do not suffice."""
-        return None
+        return self.inspect(file)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield all rows in the order of the file, the same each time, in bounded memory.
@@ -191,6 +172,22 @@ class Reader(Protocol):
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """Row, from 0 -> the line, from 1, that it begins at. Empty where the file has no lines."""
         return {}
+
+
+class Cuts:
+    """Collects the places of a file that reading may begin at, `CUT_BYTES` apart or more."""
+
+    def __init__(self) -> None:
+        self._found = [Cut(0, 0, 1)]
+
+    def add(self, row: int, at: int, line: int) -> None:
+        """Take the next place: `row`, from 0, begins at byte `at`, in `line`, from 1."""
+        if at - self._found[-1].at >= CUT_BYTES:
+            self._found.append(Cut(row, at, line))
+
+    def found(self) -> tuple[Cut, ...]:
+        """Return the places; none where there is only the begin."""
+        return tuple(self._found) if len(self._found) > 1 else ()
 
 
 def last_cut(file: SourceFile, row: int) -> Cut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import pyarrow as pa
@@ -13,7 +13,6 @@ from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import (
     can_be_cut,
-    line_starts,
     open_span,
     open_stream,
     read_blocks,
@@ -21,7 +20,7 @@ from penstock.ingest.files.opening import (
     read_problem,
 )
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
+from penstock.ingest.formats.reader import Cuts, FileFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 
@@ -62,29 +61,24 @@ class TextReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the whole file and count its rows."""
         if self.one_row_per_file:
-            return FileFacts({"text": pa.string()}, 1, row_bytes=sum(map(len, self._texts(file))))
+            return FileFacts({"text": pa.string()}, 1, row_bytes=sum(len(text) for _, text in self._texts(file)))
+        if self._options.rows == "line":
+            return self._lines_of(file)
         rows = sum(len(texts) for texts in self._rows(file))
-        if rows == 0 and self._options.rows == "chunk":
+        if rows == 0:
             raise DataError(
                 f"{file.uri}: shorter than one chunk of {self._options.chunk_chars} characters",
                 next_step="lower data.text.chunk_chars, or leave the file out",
             )
         return FileFacts({"text": pa.string()}, rows)
 
-    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
-        """Lines, `part_bytes` apart, where they are the rows."""
-        is_cut = self._options.rows == "line" and can_be_cut(file.uri)
-        return line_starts(file.uri, file.size_bytes, part_bytes) if is_cut else []
-
-    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
-        """As `inspect`."""
-        with open_span(file.uri, begin, end) as stream:
-            rows = sum(len(lines) for lines in _lines(_blocks(file, stream, 1, begin)))
-        return PartFacts(rows, rows, None)
-
-    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
-        """Add up the rows."""
-        return FileFacts({"text": pa.string()}, sum(part.rows for part in parts))
+    def _lines_of(self, file: SourceFile) -> FileFacts:
+        rows, cuts = 0, Cuts()
+        for offset, text in self._texts(file):
+            if can_be_cut(file.uri):
+                cuts.add(rows, offset, rows + 1)
+            rows += text.count("\n") + (text[-1:] not in ("", "\n"))
+        return FileFacts({"text": pa.string()}, rows, cuts=cuts.found())
 
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
         """Begin at the last cut before the row."""
@@ -101,20 +95,21 @@ class TextReader(Reader):
         if self._options.rows == "line":
             yield from _lines(self._texts(file))
         elif self._options.rows == "file":
-            yield ["".join(self._texts(file))]
+            yield ["".join(text for _, text in self._texts(file))]
         else:
             yield from self._chunks(file)
 
     def _chunks(self, file: SourceFile) -> Iterator[list[str]]:
         size, rest = self._options.chunk_chars, ""
-        for text in self._texts(file):
+        for _, text in self._texts(file):
             text = rest + text
             whole = len(text) - len(text) % size
             rest = text[whole:]
             if whole:
                 yield [text[start : start + size] for start in range(0, whole, size)]
 
-    def _texts(self, file: SourceFile) -> Iterator[str]:
+    def _texts(self, file: SourceFile) -> Iterator[tuple[int, str]]:
+        """Yield blocks of the text, each with the byte of the file that it begins at."""
         try:
             with open_stream(file.uri) as stream:
                 yield from _blocks(file, stream, 1, 0, in_lines=self._options.rows == "line")
@@ -128,15 +123,17 @@ def _tables(rows: Iterator[list[str]], schema: pa.Schema) -> Iterator[pa.Table]:
         yield pa.table([pa.array(texts, kind) for kind in kinds], schema=schema)
 
 
-def _lines(texts: Iterator[str]) -> Iterator[list[str]]:
-    for text in texts:
+def _lines(texts: Iterator[tuple[int, str]]) -> Iterator[list[str]]:
+    for _, text in texts:
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
         yield [line.removesuffix("\r") for line in lines]
 
 
-def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int, *, in_lines: bool = True) -> Iterator[str]:
+def _blocks(
+    file: SourceFile, stream: pa.NativeFile, line: int, offset: int, *, in_lines: bool = True
+) -> Iterator[tuple[int, str]]:
     """Yield the rest of a file, whose next line is `line` and begins at byte `offset`.
 
     Args:
@@ -149,6 +146,6 @@ def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int, *, 
         if problem:
             what = looks_like(file) if offset == 0 else ""
             raise DataError(f"{file.uri}: this is {what}, not UTF-8 text" if what else f"{file.uri}: {problem}")
-        yield text.removeprefix("\ufeff") if offset == 0 else text
+        yield offset, text.removeprefix("\ufeff") if offset == 0 else text
         line += block.count(b"\n")
         offset += len(block)

@@ -1,6 +1,6 @@
 """Are rows of text parsed once, though several passes read them? The inspection of a file keeps them, on the node's disk.
 
-A copy is an Arrow file of the rows of a file, or of a part of one, in the types that the inspection found. It counts where the
+A copy is an Arrow file of the rows of a file, in the types that the inspection found. It counts where the
 source as a whole has those types: else the text is read again. Copies live as long as the machine is up, until the rows are
 prepared; those of a killed run are deleted after a day, or when the node's cache needs the space. A missing copy, or one that
 cannot be written, costs time and nothing else.
@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -109,18 +108,17 @@ class ParsedCopy:
 
 
 @contextmanager
-def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] | None = None) -> Iterator[ParsedCopy | None]:
-    """Take what the block parses of `file`, or of its bytes in `span`; it counts if the block ends without an error.
+def keep_parsed(data: DataSpec | None, file: SourceFile) -> Iterator[ParsedCopy | None]:
+    """Take what the block parses of `file`; it counts if the block ends without an error.
 
     None is given where `data` is None, and where the disk is too full: a tenth of the disk stays free, and PENSTOCK_CACHE_BYTES
     is kept.
     """
-    begin, end = span or (0, file.size_bytes)
     copy = None
     with contextlib.suppress(OSError):
-        path = None if data is None else _Places(data, data.format).of(file, begin, end)
-        if path is not None and end - begin <= _room(path.parent):
-            copy = ParsedCopy(path, end - begin)
+        path = None if data is None else _place(data, data.format, file)
+        if path is not None and file.size_bytes <= _room(path.parent):
+            copy = ParsedCopy(path, file.size_bytes)
     try:
         yield copy
     except BaseException:
@@ -134,61 +132,39 @@ def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] |
 def parsed_tables(
     data: DataSpec, format: str, file: SourceFile, schema: pa.Schema, piece: tuple[int, int] | None = None
 ) -> Iterator[pa.Table] | None:
-    """Return the rows of `file` as its reader would give them, from copies on this node; None if one is missing.
+    """Return the rows of `file` as its reader would give them, from a copy on this node; None if there is none.
 
     Args:
         format: that of the snapshot.
-        schema: columns and types, which the copies must have; the marks of unreadable rows are null, for all rows read.
+        schema: columns and types, which the copy must have; the marks of unreadable rows are null, for all rows read.
         piece: its first row, and its end.
     """
-    spans = _spans(file)
-    first_row, end = piece or (0, file.rows or 0)
-    wanted = [(span[0][0], span[0][1], span[1][1]) for span in spans if span[0][0] < end and span[1][0] > first_row]
     names = [name for name in schema.names if name != UNREADABLE]
-    copies, places = [], _Places(data, format)
-    for _, at, until in wanted:
-        copy = _opened(places.of(file, at, until))
-        if copy is None or any(
-            copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type for name in names
-        ):
-            return None
-        copies.append(copy)
-    if not copies:
+    copy = _opened(_place(data, format, file))
+    if copy is None or any(
+        copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type for name in names
+    ):
         return None
-    return rows_between(_tables(copies, schema, names), wanted[0][0], first_row, end)
+    return rows_between(_tables(copy, schema, names), 0, *(piece or (0, file.rows or 0)))
 
 
-def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile], piece: tuple[int, int] | None = None) -> None:
-    """Delete the copies of `files` on this node: their rows are prepared.
-
-    Args:
-        piece: first row and end of the rows that are meant, of the only file: copies that hold others stay.
-    """
+def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> None:
+    """Delete the copies of `files` on this node: their rows are prepared."""
     with contextlib.suppress(OSError):
         kept = {path.name for path in _folder().iterdir()}
-        places = _Places(data, format)
         for file in files if kept else ():
-            for (first_row, begin), (until, end) in _spans(file):
-                path = places.of(file, begin, end)
-                meant = piece is None or (piece[0] <= first_row and until <= piece[1])
-                if meant and path is not None and path.name in kept:
-                    path.unlink(missing_ok=True)
+            path = _place(data, format, file)
+            if path is not None and path.name in kept:
+                path.unlink(missing_ok=True)
 
 
-def _spans(file: SourceFile) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return (row, byte) of the begin and of the end of each part that is parsed by itself."""
-    cuts = [(cut.row, cut.at) for cut in file.cuts] or [(0, 0)]
-    return list(pairwise([*cuts, (file.rows or 0, file.size_bytes)]))
-
-
-def _tables(copies: Sequence[pa.RecordBatchFileReader], schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:
-    for copy in copies:
-        for index in range(copy.num_record_batches):
-            batch = copy.get_batch(index)
-            columns = [batch.column(name) for name in names]
-            if UNREADABLE in schema.names:
-                columns.insert(schema.get_field_index(UNREADABLE), pa.nulls(batch.num_rows, UNREADABLE_FIELD.type))
-            yield pa.table(columns, schema=schema)
+def _tables(copy: pa.RecordBatchFileReader, schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:
+    for index in range(copy.num_record_batches):
+        batch = copy.get_batch(index)
+        columns = [batch.column(name) for name in names]
+        if UNREADABLE in schema.names:
+            columns.insert(schema.get_field_index(UNREADABLE), pa.nulls(batch.num_rows, UNREADABLE_FIELD.type))
+        yield pa.table(columns, schema=schema)
 
 
 def _opened(path: Path | None) -> pa.RecordBatchFileReader | None:
@@ -202,18 +178,13 @@ def _folder() -> Path:
     return cache_folder() / "parsed"
 
 
-class _Places:
-    """Paths of the copies of a source's files, named by all that they depend on."""
-
-    def __init__(self, data: DataSpec, format: str) -> None:
-        options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
-        by = [FORMAT, pa.__version__, format_origin(data), format_versions(data)]
-        self._boot, self._by = boot_id(), digest_of([by, format, options, data.read_columns])
-
-    def of(self, file: SourceFile, begin: int, end: int) -> Path | None:
-        """None where a file may be one from before a power cut."""
-        key = digest_of([self._by, file.uri, file.size_bytes, file.fingerprint, begin, end])
-        return _folder() / f"{self._boot[:8]}-{key}.arrow" if self._boot else None
+def _place(data: DataSpec, format: str, file: SourceFile) -> Path | None:
+    """Return the path of a file's copy, named by all that it depends on; None where it may be one from before a power cut."""
+    boot = boot_id()
+    options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
+    by = [FORMAT, pa.__version__, format_origin(data), format_versions(data), format, options, data.read_columns]
+    key = digest_of([by, file.uri, file.size_bytes, file.fingerprint])
+    return _folder() / f"{boot[:8]}-{key}.arrow" if boot else None
 
 
 def _room(folder: Path) -> float:

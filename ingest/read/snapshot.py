@@ -23,7 +23,7 @@ from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
-from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
+from penstock.ingest.read.inspection import inspect_files, inspect_head, threads_for
 from penstock.ingest.read.parsed_rows import parsed_tables
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
@@ -120,7 +120,6 @@ def read_source(
     progress: Progress,
     *,
     parallel: ParallelMap | None = None,
-    part_bytes: int = PART_BYTES,
     only_heads: bool = False,
     keep: bool = False,
 ) -> SourceSnapshot:
@@ -128,7 +127,6 @@ def read_source(
 
     Args:
         parallel: where the files are inspected; None for threads of this process.
-        part_bytes: a file of twice as much is inspected in parts of this size, if it can be cut.
         only_heads: inspect the beginning of large files only, for a sample of the rows there.
         keep: keep parsed rows on the node, for the stages that read them next (penstock.ingest.read.parsed_rows).
 
@@ -144,7 +142,7 @@ def read_source(
     if only_heads:
         inspected = [inspect_head(reader, file) for file in files]
     else:
-        inspected = inspect_files(data, files, progress, parallel, part_bytes, keep=keep)
+        inspected = inspect_files(data, files, progress, parallel, keep=keep)
     for result in inspected:
         if isinstance(result, DataError):
             problems.append(result)

@@ -37,7 +37,7 @@ UNIT_BYTES = 8 << 20
 PIECE_BYTES = 256 << 20
 """A file of more than twice this is scored in pieces of about this many bytes, if its format can be read in pieces.
 
-A text file is read through here first, by several threads, to find where rows begin."""
+A text file is read through here first, to find where rows begin."""
 
 
 class Plan(NamedTuple):
@@ -83,8 +83,6 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
         if (of_unit[0].name, piece) not in covered:
             job = ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts)
             todo.append(job)
-        elif facts is not None:
-            forget_parsed(asked.data, asked.data.format, of_unit, piece)
     return Plan(kept, replaced, todo, gone, superseded)
 
 
@@ -104,7 +102,7 @@ def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> I
             with contextlib.suppress(DataError):  # the worker meets it again, and reports it
                 pieces = reader.pieces(file, PIECE_BYTES)
                 if not pieces and reader.hands_on_rows:
-                    (looked,) = inspect_files(data, [file], progress, part_bytes=PIECE_BYTES, keep=True)
+                    (looked,) = inspect_files(data, [file], progress, keep=True)
                     if isinstance(looked, FileFacts):
                         facts, file = looked, file.model_copy(update={"rows": looked.rows, "cuts": looked.cuts})
                         pieces = reader.pieces(file, PIECE_BYTES)
@@ -164,6 +162,7 @@ def score(
             scored.unseen.update(outcome.unit.unseen)
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
     again = {job.key for job in work.todo}
+    forget_parsed(asked.data, asked.data.format, files)
     for unit in work.replaced:  # of files that were in other units before: those scored again took the place of the old parts
         if unit.key not in again and not failed & {one.name for one in unit.files}:
             output.withdraw(unit.key)

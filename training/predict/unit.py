@@ -123,7 +123,8 @@ class Scorer:
         except DataError as error:
             return ScoringOutcome(job, None, _of_file(error, job))
         finally:
-            forget_parsed(job.data, job.data.format, job.files, job.piece)
+            if job.piece is None:
+                forget_parsed(job.data, job.data.format, job.files)
         Output(job.storage).commit(unit)
         return ScoringOutcome(job, unit)
 

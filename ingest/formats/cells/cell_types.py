@@ -6,15 +6,13 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.ingest.formats.cells.cell_bytes import CellBytes, WordBytes
 
-__all__ = ["NULL_WORDS", "CellTypes", "NullWords", "joined_types", "rounds"]
+__all__ = ["NULL_WORDS", "CellTypes", "NullWords", "rounds"]
 
 
 NULL_WORDS = pa.array(
@@ -40,11 +38,6 @@ _NEXT: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.date32(): (pa.date32(), *_STAMPS),
     **{kinds[at]: kinds[at:] for kinds in (_STAMPS, _ZONED) for at in range(len(_UNITS))},
 }
-
-_NUMBERS = (pa.int64(), pa.float64())
-
-_WIDER: tuple[tuple[pa.DataType, ...], ...] = (_NUMBERS, (pa.date32(), *_STAMPS), _ZONED)
-"""Types of which a later one holds what an earlier one does."""
 
 _DIGITS_OF_A_NAME = r"^\s*[+-]?(0[0-9xX]|[0-9]{20})"
 """007 is a name, not a number, and so are 20 digits."""
@@ -125,30 +118,6 @@ class CellTypes:
             if fits:
                 return (pa.string(), None) if kind == pa.float64() and self._has_long else (kind, cast)
         return pa.string(), None
-
-
-def joined_types(parts: Sequence[tuple[int, CellTypes]], null_words: NullWords) -> CellTypes | None:
-    """Join looks at the parts of a column to a look at all of it; None where that takes the cells themselves.
-
-    Args:
-        parts: each with the row that it begins at, in their order.
-    """
-    whole = CellTypes(null_words)
-    kinds = list(dict.fromkeys(part.kind for _, part in parts if part.kind != pa.null()))
-    whole._has_long = any(part._has_long for _, part in parts)
-    if len(kinds) > 1:
-        order = next((order for order in _WIDER if set(kinds) <= set(order)), None)
-        if order is None or (order is _NUMBERS and whole._has_long):
-            return None
-        whole.kind = max(kinds, key=order.index)
-    elif kinds:
-        whole.kind = kinds[0]
-    for first_row, part in parts:
-        whole.values += part.values
-        whole.numbers += part.numbers
-        if whole.first_text_row < 0 <= part.first_text_row:
-            whole.first_text_row, whole.first_text = first_row + part.first_text_row, part.first_text
-    return whole
 
 
 def rounds(text: pa.Array, cells: CellBytes) -> bool:

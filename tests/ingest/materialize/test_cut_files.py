@@ -47,8 +47,10 @@ def _source(folder: Path, table: pa.Table, format: str) -> Source:
 
 
 def _prepared(source: Source, folder: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, DatasetManifest]:
+    monkeypatch.setattr("penstock.ingest.formats.reader.CUT_BYTES", piece_bytes)
+    monkeypatch.setattr("penstock.ingest.formats.csv._BLOCK_BYTES", min(piece_bytes, 4 << 20))
     monkeypatch.setattr(inspection.pieces_of, "__defaults__", (piece_bytes,))
-    snapshot = read_source(source.data, listed(source.data, source.folder), silent, part_bytes=piece_bytes)
+    snapshot = read_source(source.data, listed(source.data, source.folder), silent)
     fitted = fit_preprocess(source.data, source.steps, snapshot, {}, silent, parallel=local_map)
     manifest = materialize(
         key="k",

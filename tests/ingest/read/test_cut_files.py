@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.errors import PenstockError
 from penstock.ingest.formats.reader import FileFacts
 from penstock.ingest.formats.registry import reader_of
-from penstock.ingest.read.inspection import inspect_files, inspect_head
+from penstock.ingest.read.inspection import inspect_head
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
@@ -39,68 +39,67 @@ _JSON_LINES = st.lists(st.dictionaries(st.sampled_from("ab"), _JSON_VALUES).map(
 _TEXT_LINES = st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=("Cs",)), max_size=9), max_size=24)
 
 
-def _rows(data: DataSpec, folder: Path, part_bytes: int, piece: tuple[int, int] | None = None, keep: bool = False) -> Any:
-    """The rows, or what is said instead; with the parts a file was cut in."""
-    try:
-        snapshot = read_source(data, listed(data, folder), silent, part_bytes=part_bytes, keep=keep)
-        (file,) = snapshot.files
-        tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, 3, piece)]
-        return snapshot.arrow_schema(), pa.concat_tables(tables).to_pylist() if tables else [], file.cuts
-    except PenstockError as error:
-        return str(error)
+def _rows(data: DataSpec, folder: Path, cut_bytes: int, piece: tuple[int, int] | None = None, keep: bool = False) -> Any:
+    """The rows, or the error's text; with the places where the file may be cut."""
+    with mock.patch("penstock.ingest.formats.reader.CUT_BYTES", cut_bytes):
+        try:
+            snapshot = read_source(data, listed(data, folder), silent, keep=keep)
+            (file,) = snapshot.files
+            tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, 3, piece)]
+            return snapshot.arrow_schema(), pa.concat_tables(tables).to_pylist() if tables else [], file.cuts
+        except PenstockError as error:
+            return str(error)
 
 
-def _same(format: str, name: str, content: bytes, part_bytes: int, chosen: tuple[int, int]) -> None:
+def _same(format: str, name: str, content: bytes, cut_bytes: int, chosen: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / name).write_bytes(content)
         data = DataSpec(format=format, train=".")
-        whole, cut = _rows(data, folder, _WHOLE_BYTES), _rows(data, folder, part_bytes)
         with copies_kept(), mock.patch(f"penstock.ingest.formats.{_MODULES[format]}._BLOCK_BYTES", 60):
-            for bytes_of_part in (_WHOLE_BYTES, part_bytes):
-                parsed = _rows(data, folder, bytes_of_part)
-                assert repr(_rows(data, folder, bytes_of_part, keep=True)) == repr(parsed)  # NaN is no NaN
-        if isinstance(whole, str) or isinstance(cut, str):
-            assert cut == whole
-            return
-        assert cut[:2] == whole[:2]
-        count = len(whole[1])
-        first, end = sorted(min(row, count) for row in chosen)
-        if cut[2] and end > first:
-            with copies_kept():
+            whole, cut = _rows(data, folder, _WHOLE_BYTES), _rows(data, folder, cut_bytes)
+            assert repr(_rows(data, folder, cut_bytes, keep=True)) == repr(cut)  # NaN is not equal to NaN
+            if isinstance(whole, str) or isinstance(cut, str):
+                assert cut == whole
+                return
+            assert repr(cut[:2]) == repr(whole[:2])
+            count = len(whole[1])
+            first, end = sorted(min(row, count) for row in chosen)
+            if cut[2] and end > first:
                 for keep in (False, True):
-                    assert _rows(data, folder, part_bytes, (first, end), keep)[1] == whole[1][first:end]
+                    assert repr(_rows(data, folder, cut_bytes, (first, end), keep)[1]) == repr(whole[1][first:end])
 
 
-_PARTS, _CHOSEN = st.integers(4, 60), st.tuples(st.integers(0, 30), st.integers(0, 30))
+_CUTS, _CHOSEN = st.integers(4, 60), st.tuples(st.integers(0, 30), st.integers(0, 30))
 
 
 @settings(max_examples=90, deadline=None)
-@given(lines=_CSV_LINES, end=st.sampled_from(["", "\n"]), part_bytes=_PARTS, chosen=_CHOSEN)
-def test_csv(lines: list[str], end: str, part_bytes: int, chosen: tuple[int, int]) -> None:
-    _same("csv", "a.csv", "\n".join(["a,b", *lines]).encode() + end.encode(), part_bytes, chosen)
+@given(lines=_CSV_LINES, end=st.sampled_from(["", "\n"]), cut_bytes=_CUTS, chosen=_CHOSEN)
+def test_csv(lines: list[str], end: str, cut_bytes: int, chosen: tuple[int, int]) -> None:
+    _same("csv", "a.csv", "\n".join(["a,b", *lines]).encode() + end.encode(), cut_bytes, chosen)
 
 
 @settings(max_examples=60, deadline=None)
-@given(lines=_JSON_LINES, part_bytes=_PARTS, chosen=_CHOSEN)
-def test_json_lines(lines: list[str], part_bytes: int, chosen: tuple[int, int]) -> None:
-    _same("json", "a.jsonl", "\n".join(lines).encode(), part_bytes, chosen)
+@given(lines=_JSON_LINES, cut_bytes=_CUTS, chosen=_CHOSEN)
+def test_json_lines(lines: list[str], cut_bytes: int, chosen: tuple[int, int]) -> None:
+    _same("json", "a.jsonl", "\n".join(lines).encode(), cut_bytes, chosen)
 
 
 @settings(max_examples=40, deadline=None)
-@given(lines=_TEXT_LINES, part_bytes=_PARTS, chosen=_CHOSEN)
-def test_lines_of_text(lines: list[str], part_bytes: int, chosen: tuple[int, int]) -> None:
-    _same("text", "a.txt", "\n".join(lines).encode(), part_bytes, chosen)
+@given(lines=_TEXT_LINES, cut_bytes=_CUTS, chosen=_CHOSEN)
+def test_lines_of_text(lines: list[str], cut_bytes: int, chosen: tuple[int, int]) -> None:
+    _same("text", "a.txt", "\n".join(lines).encode(), cut_bytes, chosen)
 
 
-def test_quoted_lines_are_rows_in_whatever_part_they_begin(tmp_path: Path) -> None:
-    texts = [f'{row},"one ""{row}"",\nand 1 2\n{row}"' for row in range(200)]
-    (tmp_path / "a.csv").write_text("\n".join(["n,t", *texts]))
+@pytest.mark.parametrize("text, is_cut", [('"a, ""b"""', True), ('"two\nlines"', False), ('5" pipe', True)])
+def test_csv_is_cut_where_each_row_is_a_line(tmp_path: Path, text: str, is_cut: bool) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(["n,t", *(f"{row},{text}" for row in range(200))]))
     data = DataSpec(format="csv", train=".")
-    _, rows, cuts = _rows(data, tmp_path, 200)
-    assert [row["n"] for row in rows] == [*range(200)]
-    assert len(cuts) > 10  # and not only because it was read as a whole
-    assert _rows(data, tmp_path, 200, (77, 91))[1] == rows[77:91]
+    with mock.patch("penstock.ingest.formats.csv._BLOCK_BYTES", 100):
+        _, rows, cuts = _rows(data, tmp_path, 200)
+        assert [row["n"] for row in rows] == [*range(200)]
+        assert bool(cuts) is is_cut
+        assert _rows(data, tmp_path, 200, (77, 91))[1] == rows[77:91]
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
@@ -110,7 +109,7 @@ def test_batches_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     if format == "parquet":
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
     else:
-        monkeypatch.setattr("penstock.ingest.formats.arrow._CUT_BYTES", 1600)
+        monkeypatch.setattr("penstock.ingest.formats.arrow.CUT_BYTES", 1600)
         with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
             writer.write_table(table, 100)
     data = DataSpec(format=format, train=".")
@@ -118,20 +117,6 @@ def test_batches_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert len(reader_of(data).pieces(snapshot.files[0], 400)) > 3
     tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, 64, piece)]
     assert pa.concat_tables(tables)["x"].to_pylist() == [*range(*piece)]
-
-
-def test_types_that_only_some_parts_have_are_joined_as_the_whole_file_tells_them(tmp_path: Path) -> None:
-    lines = ["i,f,d,s,n", *["1,1,2020-01-01,1,"] * 50, *["2,2.5,2020-01-01 10:00:00,x,"] * 50]
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    data = DataSpec(format="csv", train=".")
-    files = listed(data, tmp_path)
-    (whole,), (cut,) = (
-        inspect_files(data, files, silent, part_bytes=_WHOLE_BYTES),
-        inspect_files(data, files, silent, part_bytes=90),
-    )
-    assert isinstance(whole, FileFacts) and isinstance(cut, FileFacts)
-    assert cut._replace(cuts=()) == whole
-    assert not cut.cuts  # `s` is numbers in some parts and text in others, which only the whole tells
 
 
 def test_a_sample_looks_at_the_beginning_of_a_large_file(tmp_path: Path) -> None:

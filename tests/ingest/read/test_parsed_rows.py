@@ -50,12 +50,12 @@ class Read(NamedTuple):
         return pa.concat_tables([batch.table for batch in batches]).to_pylist()
 
 
-def read(folder: Path, files: dict[str, str], part_bytes: int = 1 << 30, keep: bool = True, **options: Any) -> Read:
+def read(folder: Path, files: dict[str, str], keep: bool = True, **options: Any) -> Read:
     for name, text in files.items():
         (folder / name).write_text(text)
     section = {"format": "json" if "a.json" in files else "csv", "train": ".", **options}
     data = spec_class_for(section).model_validate(section)
-    return Read(data, read_source(data, listed(data, folder), silent, part_bytes=part_bytes, keep=keep))
+    return Read(data, read_source(data, listed(data, folder), silent, keep=keep))
 
 
 @pytest.mark.parametrize("name, text", [("a.csv", CSV), ("a.json", JSON)])
@@ -63,13 +63,11 @@ def test_rows_are_not_parsed_again(tmp_path: Path, copies: Path, name: str, text
     plain = read(tmp_path, {name: text}, keep=False)
     assert plain.copied() is None
     parsed = plain.rows()
-    for part_bytes in (1 << 30, 2000):
-        found = read(tmp_path, {name: text}, part_bytes)
-        assert bool(found.file.cuts) == (part_bytes == 2000)
-        assert found.copied() == parsed
-        assert found.copied((77, 230)) == parsed[77:230]
-        with mock.patch("pyarrow.csv.open_csv", side_effect=AssertionError), mock.patch("pyarrow.json.read_json", None):
-            assert found.rows() == parsed
+    found = read(tmp_path, {name: text})
+    assert found.copied() == parsed
+    assert found.copied((77, 230)) == parsed[77:230]
+    with mock.patch("pyarrow.csv.open_csv", side_effect=AssertionError), mock.patch("pyarrow.json.read_json", None):
+        assert found.rows() == parsed
 
 
 @pytest.mark.parametrize(
@@ -187,8 +185,7 @@ def test_a_copy_that_grows_beyond_the_room_is_given_up(tmp_path: Path, copies: P
 
 
 def test_copies_go_when_the_rows_are_prepared(tmp_path: Path, copies: Path) -> None:
-    for part_bytes in (1 << 30, 2000):
-        found = read(tmp_path, {"a.csv": CSV}, part_bytes)
-        assert [*copies.iterdir()]
-        forget_parsed(found.data, found.snapshot.format, found.snapshot.files)
-        assert not [*copies.iterdir()]
+    found = read(tmp_path, {"a.csv": CSV})
+    assert [*copies.iterdir()]
+    forget_parsed(found.data, found.snapshot.format, found.snapshot.files)
+    assert not [*copies.iterdir()]
