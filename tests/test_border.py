@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,8 @@ from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
 from tests.test_imports_point_one_way import MODULES, PLUGINS, plugin_of
 
-QUICK = (
-    *("tests/penstock/test_plugins.py", "tests/penstock/test_errors.py", "tests/test_imports_point_one_way.py"),
-    *("tests/flows/test_cli.py", "tests/flows/test_spec_file.py"),
-)
-"""Tests of the core that no plug-in is needed for."""
+QUICK = ("tests/penstock/test_plugins.py", "tests/flows/test_cli.py", "tests/flows/test_spec_file.py")
+"""Tests of the core that no plug-in is needed for, and that look for plug-ins."""
 
 NOT_EDITABLE = (
     "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'Editable' not in getattr(each, '__name__', '')]"
@@ -38,7 +36,12 @@ NOT_EDITABLE = (
 
 IMPORT_ALL = """
 import importlib, sys
-names = sys.argv[1].split()
+names, tests = sys.argv[1].split(), sys.argv[2:]
+if tests:
+    import pytest
+    chosen = ["-m", "not drill", "-k", "not stdout and not stream"]
+    if failed := pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *chosen, *tests]):
+        sys.exit(failed)
 for name in names:
     try:
         importlib.import_module(name)
@@ -47,17 +50,24 @@ for name in names:
             raise
 print(len(names), "modules, of", importlib.import_module("penstock").__file__)
 """
+"""Runs tests and imports modules in one process, as the libraries of both take seconds to import. How the command treats a
+closed stream takes a process a test, and nothing of it is a plug-in's."""
+
+
+def places_of(plugin: str) -> list[str]:
+    """Return the folders of a plug-in, those of their tests, and the file that tests a whole run of it."""
+    return [place for at in PLUGINS[plugin] for place in (at, f"tests/{at}")] + [f"tests/runs/test_{plugin}.py"]
 
 
 def copy_without(plugins: list[str], folder: Path) -> Path:
     """Copy the files that git knows, but for the folders of plug-ins and their tests."""
-    gone = [place for plugin in plugins for at in PLUGINS[plugin] for place in (f"{at}/", f"tests/{at}/")]
-    gone += [f"tests/runs/test_{plugin}.py" for plugin in plugins]
+    gone = [Path(place) for plugin in plugins for place in places_of(plugin)]
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in (name for name in names if name and not name.startswith(tuple(gone)) and os.path.lexists(ROOT / name)):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    for name in (name for name in names if name and os.path.lexists(ROOT / name)):
+        if not any(Path(name).is_relative_to(place) for place in gone):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(NOT_EDITABLE)
     return folder
@@ -65,16 +75,17 @@ def copy_without(plugins: list[str], folder: Path) -> Path:
 
 def python(tree: Path, *words: str, code: int = 0, **environment: str) -> str:
     """Run Python with the copy's packages, and return what it prints."""
-    env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/site", **environment}
+    env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/site", "PYTHONDONTWRITEBYTECODE": "", **environment}
     done = subprocess.run([sys.executable, *words], cwd=tree, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
 
-def check_imports(tree: Path, plugins: list[str]) -> None:
+def check_imports(tree: Path, plugins: list[str], *tests: str) -> None:
+    """Import each module of a copy that is not a plug-in's, after the tests of the same process."""
     left = [dotted for path, dotted in MODULES.items() if plugin_of(path) not in plugins]
-    printed = python(tree, "-c", IMPORT_ALL, " ".join(left))
-    assert printed.endswith(f"{len(left)} modules, of {tree}/penstock/__init__.py\n")
+    printed = python(tree, "-c", IMPORT_ALL, " ".join(left), *tests)
+    assert f"{len(left)} modules, of {tree}/penstock/__init__.py\n" in printed
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +152,24 @@ def test_what_needs_a_deleted_plug_in_is_refused(
 
 
 @pytest.fixture(scope="module")
-def types(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """mypy's cache, which copies of the tree share: most of their modules are the same."""
-    return str(tmp_path_factory.mktemp("mypy"))
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, of which each drill deletes one plug-in: at one path, modules are compiled and checked once."""
+    return copy_without([], tmp_path_factory.mktemp("copies") / "tree")
 
 
 @pytest.mark.drill
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("plugin", sorted(PLUGINS))
-def test_each_plug_in_can_be_deleted(plugin: str, tmp_path: Path, types: str) -> None:
-    tree = copy_without([plugin], tmp_path / "tree")
-    check_imports(tree, [plugin])
-    python(tree, "-m", "mypy", "--cache-dir", types)
-    python(tree, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not drill", *QUICK)
+def test_each_plug_in_can_be_deleted(plugin: str, tree: Path, tmp_path: Path) -> None:
+    gone = [tree / place for place in places_of(plugin) if os.path.lexists(tree / place)]
+    for number, place in enumerate(gone):
+        place.rename(tmp_path / str(number))
+    try:
+        with ThreadPoolExecutor() as beside:
+            types = beside.submit(python, tree, "-m", "mypy")
+            check_imports(tree, [plugin], *QUICK)
+            types.result()
+    finally:
+        for number, place in enumerate(gone):
+            (tmp_path / str(number)).rename(place)
