@@ -288,7 +288,7 @@ def test_only_a_plug_in_imports_itself() -> None:
     ("path", "module", "allowed"),
     [
         ("flows/verbs/check.py", "penstock.flows.tune.space", False),
-        ("tasks/tune/spec.py", "penstock.flows.verbs.probe.hints", False),
+        ("tasks/tune/spec.py", "penstock.flows.verbs.probe.reading", False),
         ("flows/tune/flow.py", "penstock.tasks.tune.record", True),
         ("training/frameworks/xgboost/library.py", "penstock.training.frameworks.boosted.rank", True),
         ("flows/tune/flow.py", "penstock.flows.verbs.run", True),

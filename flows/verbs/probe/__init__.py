@@ -1,5 +1,4 @@
-"""How fast do a pipeline's rows reach its workers, where does the time go, and which lines of the file could change it?
+"""How fast do a pipeline's rows reach its workers, and where does the time go?
 
-A plug-in. Public: `command` (the verb of the command), `probe` (what it does), `reading` (one pass of the workers without a
-model), `hints`.
+A plug-in. Public: `command` (the verb), `probe` (what it does), `reading` (one pass of the workers without a model).
 """

@@ -11,7 +11,7 @@ __all__ = ["probe"]
 
 
 def probe(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Measure how fast rows reach the workers and where the time goes; names values of the file to try with --set."""
+    """Measure how fast rows reach the workers and where the time goes."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.spec_file import load_spec

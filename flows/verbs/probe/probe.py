@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,8 +16,7 @@ from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec
-from penstock.flows.verbs.probe.hints import ADVICE, hints
-from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
+from penstock.flows.verbs.probe.reading import NODE_CACHE, OTHER, read_rank, readings_of, summarize
 from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.lease import current_holder, hold_lease
 from penstock.machine.process import ProcessIdentity
@@ -35,7 +33,22 @@ from penstock.tasks.train import make_job
 from penstock.training.on_ray.trainer import train
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["probe_pipeline", "scratch_folder"]
+__all__ = ["ADVICE", "probe_pipeline", "scratch_folder"]
+
+ADVICE = {
+    "fetch": "shards come from the store: larger ones (materialize.shard_bytes), another order (shuffle), or a nearer store",
+    NODE_CACHE: "the node's cache is smaller than what is read, and shards are fetched again and again: raise "
+    "PENSTOCK_CACHE_BYTES or give PENSTOCK_CACHE_DIR a larger disk",
+    "read": "files or shards are opened and parsed: materialize.cache: memory, or more workers",
+    "decode": "images are decoded while they are read; decode_image: {keep: pixels} with a cache decodes once",
+    "transform": "the transforms run while training reads: materialize.cache: disk runs them once",
+    "gather": "rows are copied into batches, from the disk where memory does not hold them: shuffle.mode: windowed",
+    "augment": "the recipe's augment: give it fewer operations, or move what is not random to a transform",
+    "copy": "batches go to the GPU: smaller dtypes (bytes instead of floats) go faster",
+    "tasks": "Ray works between the tasks of the stream: materialize.cache: disk needs none",
+    OTHER: "row numbers are found and batches cut, at the same cost for each batch: a larger train.batch_rows",
+}
+"""Place -> the work that takes the time there, and the keys that change it."""
 
 
 def probe_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[str, Any]:
@@ -69,7 +82,7 @@ def probe_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
         reading = _read(ctx)
     prepare_s = sum(outcome.seconds for outcome in ctx.outcomes.values())
     result = {"status": "done", "prepare_s": prepare_s, **reading, "advice": ADVICE[reading["place"]]}
-    result |= {"hints": hints(loaded, reading["place"]), "seconds": time.monotonic() - began_s}
+    result |= {"seconds": time.monotonic() - began_s}
     for line in _lines(result, loaded.spec):
         report(line)
     return result
@@ -138,9 +151,4 @@ def _lines(result: dict[str, Any], spec: PipelineSpec) -> list[str]:
         f"  rate         {result['rows_per_s']:,.0f} rows/s, {result['worker_mib_per_s']:,.1f} MiB/s each worker",
         f"  time goes    {time_goes}",
         f"  {result['place']}: {result['advice']}",
-        *(f"  try          {_options(hint['set'])}: {hint['changes']}" for hint in result["hints"]),
     ]
-
-
-def _options(texts: list[str]) -> str:
-    return shlex.join(word for text in texts for word in ("--set", text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.flows.verbs.probe.hints import ADVICE
+from penstock.flows.verbs.probe.probe import ADVICE
 from penstock.flows.verbs.probe.reading import NODE_CACHE, OTHER, RankReading, summarize
 from penstock.ingest.phases import PHASES
 from tests import ROOT

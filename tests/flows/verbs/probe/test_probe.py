@@ -15,9 +15,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.verbs.probe.hints import ADVICE, hints
-from penstock.flows.verbs.probe.probe import scratch_folder
+from penstock.flows.verbs.probe.probe import ADVICE, scratch_folder
 from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.feed.stream import StreamFeed
@@ -199,28 +197,6 @@ def test_each_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPa
     with phase("copy"):
         now_s[0] += 1
     assert clock.take()["copy"] == 0, "no clock runs"
-
-
-def loaded(folder: Path, lines: str) -> LoadedSpec:
-    """A pipeline file with these lines at its end."""
-    (folder / "pipeline.yaml").write_text(
-        "name: p\ndata: {format: parquet, train: train, validation: {fraction: 0.1}}\n"
-        f"train: {{recipe: 'model.py:Net', batch_rows: 64, workers: 2}}\n{lines}"
-    )
-    return load_spec(folder)
-
-
-def test_hints_touch_the_place_and_fit_the_file(tmp_path: Path) -> None:
-    stream = loaded(tmp_path, "materialize: {cache: none}\nshuffle: {mode: windowed}\n")
-    assert hints(stream, "transform")[0]["set"] == ["materialize.cache=disk"]
-    fetching = hints(loaded(tmp_path, ""), "fetch")
-    assert fetching[0]["set"] == ["shuffle.mode=windowed", "shuffle.window_of=shards"]
-    assert len(fetching) == 3
-    assert {"set": ["train.batch_rows=256"], "changes": "larger steps: another training"} in hints(
-        loaded(tmp_path, ""), "other"
-    )
-    by_shard = loaded(tmp_path, "shuffle: {mode: windowed, window_of: shards}\n")
-    assert not [hint for hint in hints(by_shard, "read") if "materialize.cache=memory" in hint["set"]], "it is refused"
 
 
 def test_scratch_of_killed_probe_is_removed_of_living_kept(tmp_path: Path) -> None:
