@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.config import Section, added_sections
@@ -19,22 +19,19 @@ from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.messages import did_you_mean
-from penstock.redact import holds_secret, redact
-from penstock.stores import StoreSpec, is_local, use_stores
+from penstock.redact import holds_secret
+from penstock.stores import is_local, use_stores
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 
 if TYPE_CHECKING:
     from penstock.tasks.project import Project
 
-__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "state_named_in", "with_values"]
+__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "with_values"]
 
 Path_ = tuple[str | int, ...]
 
 Problem = tuple[str, str]
 """(dotted path, message)"""
-
-_SHOWN = 80
-"""Characters of a `--set` value in an error."""
 
 
 class LoadedSpec:
@@ -107,18 +104,15 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     spec, found = _validated(data, problems)
     problems += found
     if problems or spec is None:
-        of_file = {*of_text, *_validated(_parse(path, text)[0], ())[1]} if overrides else {*problems}
         shown = [
-            f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
+            f"{where}: {message}" if where in (p, f"--set {p}") else f"{where}: {p}: {message}"
             for p, message in problems
-            for where in [_where(path.name, p, origins) if (p, message) in of_file else _format_sets(p, overrides)]
+            for where in [_where(path.name, p, origins)]
         ]
         raise SpecError(
             f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
             problems=shown,
-            next_step=f"correct the --set options, or edit {path.name}; then: penstock check {file}"
-            if any(line.startswith("--set") for line in shown)
-            else f"edit {path.name}, then: penstock check {file}",
+            next_step=f"{'correct the --set options, or ' if overrides else ''}edit {path.name}, then: penstock check {file}",
         )
     spec = spec.model_copy(update={"storage": _absolute(spec.storage, path.parent)})
     use_stores(spec.stores)  # from here on locations use these settings
@@ -172,23 +166,6 @@ def _numbers(annotation: Any) -> set[type]:
     if annotation in (int, float, bool):
         return {annotation}
     return {kind for inner in get_args(annotation) for kind in _numbers(inner)}
-
-
-def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
-    """Return (storage, folder of embedded servers, pipeline's name) of an invalid file.
-
-    Raises:
-        SpecError: a name or a storage is missing.
-    """
-    path = (file / "pipeline.yaml" if file.is_dir() else file).expanduser().resolve()
-    data = _parse(path, path.read_text(encoding="utf-8"))[0]
-    for override in overrides:
-        _apply(data, override, {})
-    name, storage = data.get("name"), data.get("storage", PipelineSpec.model_fields["storage"].default)
-    if not isinstance(name, str) or not isinstance(storage, str):
-        raise SpecError(f"{path.name} has no name of a pipeline", next_step=f"penstock check {file}")
-    use_stores(TypeAdapter(dict[str, StoreSpec]).validate_python(data.get("stores", {})))
-    return _absolute(storage, path.parent), path.parent / STATE_FOLDER, name
 
 
 def _absolute(storage: str, base_dir: Path) -> str:
@@ -417,28 +394,6 @@ def _where(name: str, path: str, origins: dict[str, str]) -> str:
     below = next((origin for leaf, origin in origins.items() if leaf.startswith(f"{path}.")), "default")
     found = origins.get(path, below) if below.startswith("--set") else _nearest(path, origins)
     return name if found == "default" else found
-
-
-def _format_sets(path: str, overrides: Sequence[str]) -> str:
-    """Format the `--set` options that share most of their path with a problem at `path`."""
-    if path == "--set":
-        return path
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    shared = [_shared_parts(path.split("."), key.split(".")) for key in keys]
-    last = {key: override for key, override, parts in zip(keys, overrides, shared, strict=True) if parts == max(shared)}
-    return " ".join(_format_set(override) for override in last.values())
-
-
-def _format_set(override: str) -> str:
-    """Format an option without secrets and without the content of a mapping or a list."""
-    key, _, value = (part.strip() for part in override.partition("="))
-    held = {"{": "{...}", "[": "[...]"}.get(value[:1], redact(value, key))
-    return f"--set {key}={held if len(held) <= _SHOWN else held[: _SHOWN - 3] + '...'}"
-
-
-def _shared_parts(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the leading parts that two paths share."""
-    return next((depth for depth, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _nearest(path: str, origins: dict[str, str]) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, PreflightError, ServiceError, SpecError
+from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
-from penstock.flows.spec_file import load_spec, state_named_in
+from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.messages import counted
 from penstock.plugins import optional
@@ -30,31 +30,16 @@ def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage,
 
     Raises:
         SpecError: `file` is wrong; or it is None, and the working directory has neither a pipeline.yaml nor a .penstock.
-        PreflightError: a package that `file` names is missing, and the storage cannot be found without it.
     """
-    if file is not None:
-        return _state_of_file(file, overrides)
-    if Path("pipeline.yaml").is_file():
-        return *_state_of_file(Path("pipeline.yaml"), overrides)[:2], None
+    here = Path("pipeline.yaml")
+    if file is not None or here.is_file():
+        loaded = load_spec(file or here, overrides)
+        return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name if file is not None else None
     if not Path(".penstock").is_dir():
         raise SpecError(
             "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
         )
     return Storage(".penstock"), Path(".penstock").resolve(), None
-
-
-def _state_of_file(file: Path, overrides: Sequence[str]) -> tuple[Storage, Path, str]:
-    """Works for an invalid file, too: past runs exist even if a package it names is missing."""
-    try:
-        loaded = load_spec(file, overrides)
-    except (PreflightError, SpecError) as error:
-        try:
-            storage, state_dir, name = state_named_in(file, overrides)
-        except (OSError, ValueError, SpecError):
-            raise error from None
-        print(f"warning: {error}", file=sys.stderr)
-        return Storage(storage), state_dir, name
-    return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name
 
 
 def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:

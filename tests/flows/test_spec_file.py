@@ -72,7 +72,7 @@ def test_all_problems_are_reported_with_lines(tmp_path: Path) -> None:
 
 def test_key_without_section_suggests_section(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "epochs=3", "shufle=1")
-    assert "--set epochs=3: epochs: unknown key; did you mean 'train.epochs'?" in found
+    assert "--set epochs: unknown key; did you mean 'train.epochs'?" in found
     assert any("did you mean 'shuffle'?" in problem for problem in found)
 
 
@@ -86,7 +86,7 @@ def test_malformed_store_gives_the_rule(tmp_path: Path) -> None:
     address, endpoint, prefix = problems_of(
         write(tmp_path, GOOD), "stores={b: {anonymous: true}, 's3://c': {endpoint: 'minio:9000', env_prefix: my-keys}}"
     )
-    assert ": stores: 'b': " in address and "(`s3://bucket`, or `s3://bucket/prefix`, to how it is reached" in address
+    assert "--set stores: 'b': " in address and "(`s3://bucket`, or `s3://bucket/prefix`, to how it is reached" in address
     assert "stores.s3://c.endpoint: 'minio:9000': " in endpoint and "(URL of the store, such as `https://minio" in endpoint
     assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials" in prefix
 
@@ -95,9 +95,9 @@ def test_wrong_split_rule_is_one_problem(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
     found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
-    assert [problem.split(": ", 1)[1] for problem in found] == [
-        "data.validation: 3: input should be a valid string",
-        "data.test.part: unknown key; known here: after, before, by, fraction, pattern, stratify",
+    assert found == [
+        "--set data.validation: 3: input should be a valid string",
+        "--set data.test.part: unknown key; known here: after, before, by, fraction, pattern, stratify",
     ]
     (found,) = problems_of(write(tmp_path, GOOD), "data.test={by: row}")
     assert "test needs a fraction, or after or before" in found
@@ -105,9 +105,9 @@ def test_wrong_split_rule_is_one_problem(tmp_path: Path) -> None:
 
 def test_indivisible_batch_rows_names_nearest_values(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
-    assert found == ["--set train.batch_rows=500: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
+    assert found == ["--set train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
     found = problems_of(write(tmp_path, GOOD), "train.workers=3", "shuffle.seed=1")
-    assert found == ["--set train.workers=3: train.batch_rows: 64 does not divide over 3 workers; use 63 or 66"]
+    assert found == ["pipeline.yaml:10: train.batch_rows: 64 does not divide over 3 workers; use 63 or 66"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "stores={a: {secret_key: canary}}", "stores.a.secret_key=canary")
     assert found and not any("canary" in problem for problem in found)
     found = problems_of(write(tmp_path, GOOD.replace("epochs: 2", "epochs: 0")), "train.workers=-1")
-    assert [problem.split(": ")[0] for problem in found] == ["pipeline.yaml:9", "--set train.workers=-1"]
+    assert [problem.split(": ")[0] for problem in found] == ["pipeline.yaml:9", "--set train.workers"]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,14 @@ def test_boolean_for_number_is_refused(tmp_path: Path, override: str) -> None:
     key, word = override.split("=")
     boolean = word in ("yes", "on", "true")
     assert problems_of(write(tmp_path, GOOD), *more, override) == [
-        f"--set {override}: {key}: {boolean}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; "
-        "write a number"
+        f"--set {key}: {boolean}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; write a number"
     ]
 
 
 def test_bare_column_name_is_one_problem(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
     assert found == [
-        "--set preprocess=[...]: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
+        "--set preprocess: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
     ]
 
 
@@ -258,7 +257,7 @@ def test_model_without_alias_and_name_with_blanks_load(tmp_path: Path) -> None:
 def test_storage_of_unknown_scheme_is_refused(tmp_path: Path, storage: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(make_project(tmp_path / "p", files=1), [f"storage='{storage}'"])
-    assert refused.value.problems == (f"--set storage={storage!r}: storage: '{storage}': {says}",)
+    assert refused.value.problems == (f"--set storage: '{storage}': {says}",)
     assert load_spec(tmp_path / "p", ["storage=a:b/c"]).spec.storage == f"{tmp_path}/p/a:b/c"
 
 
@@ -274,9 +273,7 @@ def test_storage_of_unknown_scheme_is_refused(tmp_path: Path, storage: str, says
 )
 def test_malformed_url_of_rows_is_refused(tmp_path: Path, location: str, says: str) -> None:
     for key in ("data.train", "data.validation", "data.test"):
-        assert problems_of(write(tmp_path, GOOD), f"{key}={location}") == [
-            f"--set {key}={location}: {key}: {location!r}: {says}"
-        ]
+        assert problems_of(write(tmp_path, GOOD), f"{key}={location}") == [f"--set {key}: {location!r}: {says}"]
     assert load_spec(write(tmp_path, GOOD), ["data.train=2026:/x"]).spec.data.train == "2026:/x"
 
 

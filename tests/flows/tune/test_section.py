@@ -26,12 +26,12 @@ def test_sweep_without_validation_split_is_refused(tmp_path: Path) -> None:
     assert any("tune.metric: 'val/loss' needs a validation split; set data.validation" in each for each in found)
 
 
-def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
+def test_problem_of_the_section_names_its_line(tmp_path: Path) -> None:
     space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
-    assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
+    assert found.startswith("pipeline.yaml:11: tune: searcher: grid goes through lists")
     assert problems_of(write(tmp_path, GOOD), "tune.searcher=tpe") == [
-        "--set tune.searcher=tpe: tune.space: missing; this key is required"
+        "pipeline.yaml: tune.space: missing; this key is required"
     ]
 
 

@@ -99,22 +99,6 @@ def test_failed_run_shows_error_and_next_step(tmp_path: Path) -> None:
     ]
 
 
-def test_status_lists_runs_without_the_files_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = make_project(tmp_path / "p", files=1)
-    ledger = Ledger(Storage(load_spec(file).spec.storage))
-    run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
-    ledger.save_run(run)
-    file.write_text(
-        file.read_text().replace("format: parquet", "format: fastq").replace("  - standard", "  - clip:\n  - standard")
-    )
-    (described,) = collect_status(file)["runs"]
-    assert described["run"] == run.run
-    assert "there is no format 'fastq'; there are parquet" in capsys.readouterr().err
-    file.write_text("name: [")
-    with pytest.raises(SpecError, match="not valid YAML"):
-        collect_status(file)
-
-
 def test_missed_end_stays_recorded_while_prefect_is_away(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
