@@ -24,7 +24,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run: its id or a part of it, last, previous, best, a version of its model (3, models:/name/3) or an alias.",
+        help="A run: its id or a part of it, last, previous, best, or a version of its model (3, models:/name/3).",
     ),
 ]
 FileOption = Annotated[

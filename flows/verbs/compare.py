@@ -38,7 +38,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         SpecError: there is no such run, or both names mean the same run.
     """
     names = RunNames(file)
-    before, after = names.find(first), names.find(second)
+    before, after = (names.find(name, lambda run: bool(run.result.get("metrics"))) for name in (first, second))
     if before.run == after.run:
         raise SpecError(
             f"{first!r} and {second!r} are both the run {before.run}", next_step="name two runs: penstock log lists them"

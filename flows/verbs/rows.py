@@ -38,7 +38,7 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
         DataError: the rows of the run are not kept.
     """
     names = RunNames(file)
-    run = names.find(name)
+    run = names.find(name, lambda run: "shuffle" in run.keys and bool(run.keys["shuffle"].key))
     manifest = DatasetManifest.model_validate(_stage_output(names.ledger, run, "materialize"))
     order = Order.model_validate(_stage_output(names.ledger, run, "shuffle")["order"])
     train = TrainSpec.model_validate(run.spec["train"])

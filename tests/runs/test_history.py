@@ -72,8 +72,7 @@ def test_a_night_of_flipped_labels_is_explained(nights_file: Path, nights: dict[
 def test_runs_are_found_by_every_name_of_theirs(nights_file: Path, nights: dict[str, Any]) -> None:
     names, first, second = RunNames(nights_file), nights["first"]["run"], nights["second"]["run"]
     found = {
-        name: names.find(name).run
-        for name in ("last", "previous", "best", "1", "models:/nightly/2", "candidate", "nightly@candidate", first[-4:], second)
+        name: names.find(name).run for name in ("last", "previous", "best", "1", "models:/nightly/2", "v2", first[-4:], second)
     }
     assert found == {
         "last": second,
@@ -81,8 +80,7 @@ def test_runs_are_found_by_every_name_of_theirs(nights_file: Path, nights: dict[
         "best": first,
         "1": first,
         "models:/nightly/2": second,
-        "candidate": second,
-        "nightly@candidate": second,
+        "v2": second,
         first[-4:]: first,
         second: second,
     }
