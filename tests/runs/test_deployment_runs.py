@@ -197,8 +197,7 @@ def test_the_deployment_holds_schedule_form_and_limit(operator: Operator, deploy
     assert deployment.global_concurrency_limit.limit == 1
     assert deployment.concurrency_options is not None
     assert deployment.concurrency_options.collision_strategy == "ENQUEUE"
-    passed_on = {"PENSTOCK_CACHE_DIR": operator.environment["PENSTOCK_CACHE_DIR"]}
-    assert deployment.job_variables == {"stream_output": False, "env": passed_on}
+    assert deployment.job_variables == {"stream_output": False} and deployed["environment"] == ["PENSTOCK_CACHE_DIR"]
     assert operator.written(deployed["id"]), "by the server"
     assert not operator.written(CANARY)
 

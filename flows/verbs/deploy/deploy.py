@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import os
 import shlex
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -42,17 +41,8 @@ __all__ = ["ENTRYPOINT", "Plan", "Work", "deploy", "deploy_pipeline"]
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
 """A module path: workers have penstock installed, so no code is fetched."""
 
-_PASSED_ON = (
-    "RAY_ADDRESS",
-    "MLFLOW_TRACKING_URI",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "PENSTOCK_CACHE_BYTES",
-    "PENSTOCK_CACHE_DIR",
-)
-"""Settings of the environment that are stored with the deployment, in plain text."""
+_OF_WORKER = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "PENSTOCK_CACHE_DIR")
+"""Settings that decide where a run happens. They and all secrets belong in the worker's environment."""
 
 
 class Plan(NamedTuple):
@@ -121,12 +111,11 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report
     notify = None if plan.notify in (None, NOBODY) else Notify.parse(str(plan.notify))
     _check_pool_name(plan.pool)
     _require_server(loaded)
-    stored, left_out = _environment_to_store(os.environ)
     with prefect_api(loaded.state_dir):
         work = make_work()
         full_name = f"{work.flow.name}/{loaded.spec.name}"
         with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
-            deployment_id = _put(client, full_name, work, plan, stored, report)
+            deployment_id = _put(client, full_name, work, plan, report)
         url = url_for("deployment", deployment_id)
         messages = None
         with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
@@ -135,8 +124,9 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report
                 report(f"a run that fails sends a message to {notify.shown}")
             elif plan.notify == NOBODY and forget_messages(client, full_name):
                 report("its messages are deleted")
-    for reason in left_out:
-        report(f"not stored in Prefect, set it where the worker starts: {reason}")
+    here = [name for name in _OF_WORKER if os.environ.get(name)]
+    if here:
+        report(f"its runs have the worker's environment: set {', '.join(here)} there, too")
     report(f"{full_name} runs at {plan.cron!r} {plan.timezone}: {url}")
     report(f"a worker performs it: prefect worker start --pool {plan.pool} --type process")
     return {
@@ -147,8 +137,7 @@ def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report
         "cron": plan.cron,
         "timezone": plan.timezone,
         "url": url,
-        "environment": stored,
-        "left_out": left_out,
+        "environment": here,
         "notify": messages,
     }
 
@@ -205,38 +194,11 @@ def _check_pool_name(pool: str) -> None:
         )
 
 
-def _environment_to_store(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings to store, without credentials and relative paths, and a line `NAME reason` for each other one."""
-    stored: dict[str, str] = {}
-    left_out: list[str] = []
-    for name in _PASSED_ON:
-        value = environ.get(name)
-        if not value:
-            continue
-        parts = urllib.parse.urlsplit(value)
-        token = parts.username if parts.scheme in ("http", "https") else None
-        if token or parts.password or "password=" in parts.query.lower():
-            left_out.append(f"{name} holds credentials")
-        elif _is_relative(name, value):
-            left_out.append(f"{name}={value} is relative to this folder")
-        else:
-            stored[name] = value
-    return stored, left_out
-
-
-def _is_relative(name: str, value: str) -> bool:
-    if name.startswith("MLFLOW_"):
-        path = value.removeprefix("sqlite:///") if value.startswith("sqlite:") else value
-        return "://" not in path and path != "databricks" and not path.startswith("/")
-    return name == "PENSTOCK_CACHE_DIR" and not value.startswith(("/", "~"))
-
-
 def _put(
     client: SyncPrefectClient,
     full_name: str,
     work: Work,
     plan: Plan,
-    environment: dict[str, str],
     report: Callable[[str], None],
 ) -> UUID:
     name, request = full_name.partition("/")[2], work.request.model_dump(mode="json")
@@ -260,7 +222,7 @@ def _put(
         paused=False,
         work_pool_name=plan.pool,
         # With streamed output, the death of a worker would end its runs at their next line of log.
-        job_variables={"stream_output": False, "env": environment},
+        job_variables={"stream_output": False},
         tags=["penstock", name],
     )
 

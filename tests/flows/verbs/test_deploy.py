@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
 from penstock.flows.cli import app
-from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, _environment_to_store, deploy_pipeline
+from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, deploy_pipeline
 from penstock.flows.verbs.deploy.notify import Notify
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, free_port
@@ -77,41 +77,6 @@ def test_notify_address_is_checked_and_shown_without_secret() -> None:
         with pytest.raises(SpecError, match="mailtos://") as refused:
             Notify.parse(wrong)
         assert "T0KEN" not in str(refused.value)
-
-
-def test_deployment_stores_addresses_without_secrets() -> None:
-    stored, left_out = _environment_to_store(
-        {
-            "RAY_ADDRESS": "10.0.0.5:6379",
-            "AWS_ENDPOINT_URL": "http://10.0.0.6:9000",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "RAY_AUTH_TOKEN": "token",
-            "PREFECT_API_AUTH_STRING": "user:password",
-            "MLFLOW_TRACKING_URI": "http://user:password@10.0.0.7:5000",
-        }
-    )
-    assert stored == {"RAY_ADDRESS": "10.0.0.5:6379", "AWS_ENDPOINT_URL": "http://10.0.0.6:9000"}
-    assert left_out == ["MLFLOW_TRACKING_URI holds credentials"]
-
-
-@pytest.mark.parametrize(
-    ("uri", "stored"),
-    [
-        ("http://10.0.0.7:5000", True),
-        ("databricks", True),
-        ("sqlite:////srv/mlflow.db", True),
-        ("sqlite:///mlflow.db", False),
-        ("mlruns", False),
-        ("postgresql+psycopg://mlflow@db/mlflow", True),
-        ("postgresql+psycopg://mlflow@db/mlflow?password=secret", False),
-        ("https://a-token@mlflow.example/", False),
-    ],
-)
-def test_only_portable_tracking_uri_is_stored(uri: str, stored: bool) -> None:
-    kept, left_out = _environment_to_store({"MLFLOW_TRACKING_URI": uri})
-    assert bool(kept) is stored
-    assert bool(left_out) is not stored
 
 
 def prefect_yaml() -> dict[str, Any]:
