@@ -132,11 +132,9 @@ def choose_run(
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.done_key is None or current.keys["train"].key != current.done_key:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
-    if forbidden:
-        return NewRun(f"the last run is done, and since then {forbidden[0]}")
-    if warn and not _goes_further(current.spec.get("train", {}), train):
-        return NewRun(f"the last run is done, and since then {warn[0]}")
-    return Continue(current, tuple(warn))
+    if changed := [*forbidden, *warn]:  # more epochs continue what was trained, not another training
+        return NewRun(f"the last run is done, and since then {changed[0]}")
+    return Continue(current)
 
 
 def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
@@ -244,11 +242,6 @@ def _start_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
         return []
     old, new = (key.inputs.get("start_from") for key in (before, keys["train"]))
     return [f"train.start_from names other weights: {str(old)[:8]} -> {str(new)[:8]}"] if old != new else []
-
-
-def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    limits = [(old.get(name), new.get(name)) for name in ("epochs", "max_steps")]
-    return any(after is None or after > before for before, after in limits if before is not None and before != after)
 
 
 def _at(section: Mapping[str, Any], path: str) -> Any:

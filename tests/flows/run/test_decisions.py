@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from typing import Any
 
@@ -132,10 +131,10 @@ def test_changed_start_weights_change_training(status: str, then: type) -> None:
     assert isinstance(decision, then) and "train.start_from names other weights: 11111111 -> 22222222" in str(decision)
 
 
-def test_warn_change_with_more_epochs_continues_done_run() -> None:
-    decision = decide(run("done", train()), train(learning_rate=0.5, epochs=4))
-    assert isinstance(decision, Continue)
-    assert decision.warnings
+@pytest.mark.parametrize("other", [{"learning_rate": 0.5}, {"params": {"hidden": 16}}])
+def test_more_epochs_and_another_change_begin_a_new_run(other: dict[str, Any]) -> None:
+    decision = decide(run("done", train()), train(epochs=4, **other))
+    assert isinstance(decision, NewRun) and next(iter(other)) in decision.reason
 
 
 def test_fewer_epochs_than_trained_are_refused() -> None:
@@ -264,10 +263,6 @@ LIMITS = {"train.epochs", "train.max_steps"}
 ELSEWHERE = {"recipe", "framework", "loop", "datasets", "callbacks"}
 
 
-def _limit(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def spec_of(choice: dict[str, Any]) -> dict[str, Any]:
     """A train section with these values by dotted path."""
     nested: dict[str, Any] = {"checkpoint": {}}
@@ -302,8 +297,7 @@ def test_resume_tags_decide_for_any_field_change(status: str, attempts: list[lis
             assert isinstance(decision, Refuse if status == "killed" else NewRun)
             assert status == "done" or changed[OnResume.FORBIDDEN] <= named <= changed[OnResume.FORBIDDEN] | LIMITS
             continue  # the next attempt is held against the same one
-        further = any(_limit(now[name]) > _limit(choice[name]) for name in ("epochs", "max_steps"))
-        if status == "done" and changed[OnResume.WARN] and not further:
+        if status == "done" and changed[OnResume.WARN]:
             assert isinstance(decision, NewRun)
             continue
         assert isinstance(decision, Continue) and named == changed[OnResume.WARN]
