@@ -26,7 +26,7 @@ from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 if TYPE_CHECKING:
     from penstock.tasks.project import Project
 
-__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "with_values"]
+__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "refuse_secrets", "schema_json", "with_values"]
 
 Path_ = tuple[str | int, ...]
 
@@ -179,12 +179,20 @@ def as_override(key: str, value: Any) -> str:
 
 
 def option_values(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse `--option` texts `a.b=value`. Raises SpecError for another form."""
+    """Parse `--option` texts `a.b=value`. Raises SpecError for another form, and for a secret."""
     values: dict[str, Any] = {}
     problems = [message for text in texts for _, message in _apply(values, text, {})]
     if problems:
         raise SpecError(f"--option: {'; '.join(problems)}", next_step="write --option NAME=VALUE")
+    refuse_secrets("--option", values)
     return values
+
+
+def refuse_secrets(option: str, value: Any) -> None:
+    """Raise SpecError if the value of a command's option holds a secret: Prefect and the output's records keep it."""
+    for path, message in _secrets(value):
+        name = f"{option} {path}".strip()
+        raise SpecError(f"{name}: {message.replace('of this file', 'of a command')}", next_step=f"correct {option}")
 
 
 def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:

@@ -24,19 +24,26 @@ __all__ = ["first_line", "hiding_secrets", "holds_secret", "redact", "redact_tex
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(
-    r"(^|[._\-])(password|passwd|pwd|secret|secret_?key|secret_?access_?key|api_?key|access_?key(_?id)?|private_?key"
-    r"|credentials?|auth_?string|(auth|access|api|session|bearer|refresh|secret|hf|github)_token)$"
+    r"(^|[._\-])(password|passwd|pwd|pass|passphrase|secret|credentials?|auth_?string|connection_?string|dsn"
+    r"|(secret|api|access|secret_?access|private|account|storage|shared|encryption|signing)_?key(_?id)?"
+    r"|(auth|access|api|session|bearer|refresh|secret|hf|github)_token)$"
     # Not `pad_token`, `eos_token`: models have those.
     r"|(^|[.\-])token$",
     re.IGNORECASE,
 )
 _SECRET_VARIABLE = re.compile(
-    r"(passwo?r?d|passphrase|_pwd|secret|token|(api|access|secret|private)_?key(_?id)?|auth_string)$", re.IGNORECASE
+    r"(passwo?r?d|passphrase|_pwd|(^|_)pass|secret|token|_pat|(^|_|api|access|secret|private|account)key(_?id)?|auth_?string"
+    r"|connection_?string|(^|_)dsn)$",
+    re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+@")  # to the last @, as URLs are split: a password may hold one
 _PASSWORD = re.compile(r"://[^/\s@\"':]*:[^/\s\"']+@")
 _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
-_SIGNATURE = re.compile(r"(?i)\b(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature|token)=[^&\s\"']+")
+_PARAMETER = re.compile(
+    r"(?i)(?:(?<![a-z0-9_])|(?<=%3B|%26))(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature"
+    r"|(?:access_?)?token|api_?key|password|passwd|pwd|passphrase|client_?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)((?:(?!%3B|%26)[^&;\s\"'<>*])+)"
+)
+"""A secret in a URL's query or a connection string, which may stand in a query itself, quoted."""
 _LOGIN = re.compile(r"(?i)\b(basic|bearer)\s+[a-z0-9+/=._~-]{16,}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?-----END [A-Z ]*PRIVATE KEY-----")
 _PART = 8192
@@ -51,7 +58,7 @@ def holds_secret(name: str, value: str) -> bool:
     """Return whether a setting looks like a secret: by its name or dotted path (`api_key`, `db.password`), or by its text."""
     if not value:
         return False
-    text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _SIGNATURE.search(value)
+    text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _PARAMETER.search(value)
     return bool(text or _SECRET_NAME.search(name))
 
 
@@ -62,7 +69,7 @@ def redact_text(text: str) -> str:
         text = text.replace(secret, HIDDEN)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _AWS_KEY_ID.sub(HIDDEN, text)
-    text = _SIGNATURE.sub(rf"\1={HIDDEN}", text)
+    text = _PARAMETER.sub(rf"\1={HIDDEN}", text)
     return _LOGIN.sub(rf"\1 {HIDDEN}", text)
 
 
@@ -112,8 +119,9 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
         if _SECRET_VARIABLE.search(name):
             # `PREFECT_API_AUTH_STRING` is user:password
             found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
-        elif "://" in value:
+        if "://" in value:
             found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
+        found += [secret for _, secret in _PARAMETER.findall(value)]
     return {
         form for secret in found if len(secret) >= _MIN_LENGTH for form in (secret, quote(secret, safe=""), unquote(secret))
     }

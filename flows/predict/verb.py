@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
-from penstock.flows.spec_file import load_spec, option_values
+from penstock.flows.spec_file import load_spec, option_values, refuse_secrets
 from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import url_problem
@@ -75,11 +75,12 @@ def predict_request(
     """The arguments of `predict` as a flow run takes them, which may run in another folder: paths are absolute.
 
     Raises:
-        SpecError: a location is a URL that is written wrongly.
+        SpecError: a location is a URL that is written wrongly, or it or an option holds a secret.
     """
     for called, location in (("INPUT", source), ("--output", output)):
         if problem := url_problem(location):
             raise SpecError(f"{called}: {location!r}: {problem}", next_step=f"correct {called}")
+        refuse_secrets(called, location)
     return PredictRequest(
         model=os.path.abspath(model) if Path(model).is_dir() else model,
         input=_found(source),

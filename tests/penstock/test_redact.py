@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from pydantic import BaseModel, ValidationError
 
 from penstock.errors import ServiceError
-from penstock.redact import first_line, hiding_secrets, redact_text
+from penstock.redact import first_line, hiding_secrets, holds_secret, redact_text
 from tests import ROOT
 
 SECRET = "canary-7f3a/b+c"
@@ -63,11 +63,49 @@ def requests_error() -> Exception:
         "Authorization: Basic canary0123456789abcdef==",
         "'Authorization': 'Bearer canary-0123456789'",
         "https://b.s3.amazonaws.com/k?X-Amz-Signature=canary&X-Amz-Security-Token=canary",
+        "postgresql://host/db?user=alice&password=canary",
+        "mssql+pyodbc:///?odbc_connect=DRIVER%3DSQL%3BUID%3Dalice%3BPWD%3Dcanary%3BDATABASE%3Dshop",
+        "host=db user=alice password=canary dbname=shop",
+        "AccountName=shop;AccountKey=canary0123==;EndpointSuffix=core.windows.net",
         "-----BEGIN RSA PRIVATE KEY-----\ncanary\n-----END RSA PRIVATE KEY-----",
     ],
 )
 def test_redact_text_hides_every_form_of_secret(text: str) -> None:
     assert "canary" not in redact_text(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("DB_PASS", "SMTP_PASS", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "STRIPE_KEY", "GH_PAT"),
+        *("SENTRY_DSN", "DATABASE_URL", "APIKEY"),
+    ],
+)
+def test_value_of_variable_named_like_secret_is_hidden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "postgresql://host/db?password=vault-0815" if name == "DATABASE_URL" else "vault-0815")
+    assert redact_text("it printed vault-0815") == "it printed ***"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.sql.connection", "postgresql://db/shop?user=alice&password=vault"),
+        ("data.sql.connection", "mssql+pyodbc:///?odbc_connect=UID%3Da%3BPWD%3Dvault"),
+        ("train.params.db_pass", "vault"),
+        ("train.params.sentry_dsn", "https://vault@sentry.example/1"),
+        ("train.params.storage_key", "vault"),
+    ],
+)
+def test_setting_with_password_is_a_secret(name: str, value: str) -> None:
+    assert holds_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("train.params.pad_token", "<pad>"), ("data.sql.connection", "postgresql://db/shop"), ("a.sort_key", "day")],
+)
+def test_harmless_setting_is_not_a_secret(name: str, value: str) -> None:
+    assert not holds_secret(name, value)
 
 
 def test_redact_text_keeps_harmless_text(monkeypatch: pytest.MonkeyPatch) -> None:
