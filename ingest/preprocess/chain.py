@@ -44,18 +44,18 @@ __all__ = [
 
 
 BATCH_ROWS = 4096
-"""What a map_batches function sees at most."""
+"""Most rows that a map_batches function is given."""
 
 IMAGE_BATCH_ROWS = 256
-"""Decoded images are a hundred times larger than rows of a table."""
+"""Rows prepared together if they hold images: decoded ones are a hundred times larger than rows of a table."""
 
 NUMBERS_BATCH_ROWS = 65536
 
 NUMBERS_BATCH_BYTES = 16 << 20
-"""Rows of nothing but numbers are read more at a time: what is done to a batch costs as much as to thousands of them."""
+"""Rows of numbers alone are read in larger batches: the fixed cost of a batch equals that of thousands of rows."""
 
 MAX_CLASSES = 100_000
-"""An integer label above this is a quantity that was meant for regression, not a class."""
+"""An integer label above this is a quantity for regression, not a class."""
 
 
 class Chain:
@@ -73,19 +73,19 @@ class Chain:
     def __init__(
         self, data: DataSpec, transforms: Sequence[TransformSpec], fitted: FittedPreprocess, code: Mapping[str, UserCode]
     ) -> None:
-        # Compared as JSON: that is how the fitted state was kept, and it turns a date in a transform's params into text.
+        # Compared as JSON, in which the fitted state was kept: it turns a date in a transform's params into text.
         if [each.step.model_dump(mode="json") for each in fitted.steps] != [it.model_dump(mode="json") for it in transforms]:
             raise ValueError("the fitted state was made from other transforms than those given")
         self._data, self._fitted = data, fitted.steps
         self._functions = {target: user.function() for target, user in code.items()}
 
     def prepare(self, table: pa.Table, origin: Origin) -> Rows:
-        """Prepare rows; those that cannot be used are left out and listed in the result's `problems`.
+        """Prepare rows; unusable ones are left out and listed in the result's `problems`.
 
         Columns of the result are as a shard holds them. Its table may be empty, and then has no meaningful schema.
 
         Raises:
-            DataError: a transform or a column's type is wrong, whatever the rows hold; or a label is no class index.
+            DataError: a transform or a column's type is wrong for any rows; or a label is not a class index.
         """
         rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
         if origin.unreadable is not None:
@@ -115,7 +115,7 @@ class Chain:
             companion = f"{name}_{'length' if kind.batch == 'padded' else 'offsets'}" if isinstance(kind, RaggedType) else None
             if companion in names:
                 raise DataError(
-                    f"the column name {companion!r} is taken: batches say with it how long the lists of {name!r} are",
+                    f"the column name {companion!r} is taken: batches hold the lengths of the lists of {name!r} under it",
                     next_step="rename or drop that column",
                 )
             _finish_column(rows, name, self._data, is_label=name == label)
@@ -137,7 +137,7 @@ def apply_transforms(
 
 
 def _finish_format(rows: Rows, data: DataSpec) -> None:
-    """What the format's columns mean without a transform that says so: pixels, and no file names among the features."""
+    """Apply the meaning of the format's columns without a transform: decode images, and drop file names."""
     meaning = format_of(data)
     for name in meaning.not_features:
         if name in rows.table.column_names and is_text(rows.table.schema.field(name).type):
@@ -160,11 +160,11 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
 
 
 def _check_label(rows: Rows, label: str) -> None:
-    """Integer labels are class indices: int64, from 0."""
+    """Cast integer labels to int64 and reject those that are not class indices (0 to `MAX_CLASSES` - 1)."""
     kind = rows.table.schema.field(label).type
     if not pa.types.is_integer(kind):
         return
-    values = rows.column(label).to_numpy()  # of uint64 some fit no int64
+    values = rows.column(label).to_numpy()  # some of uint64 do not fit into int64
     rows.reject((values < 0) | (values >= MAX_CLASSES), "label out of range", label, lambda row: str(values[row]))
     rows.put(label, pc.cast(rows.column(label), pa.int64()))
 
@@ -178,7 +178,7 @@ def split_rows(
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
 
-    Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
+    Rows that cannot be read have no split: they are yielded under their file's location, with `origin.unreadable`.
     """
     for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
@@ -197,7 +197,7 @@ def split_rows(
                 continue
         with phase("transform"):
             codes = split_codes(data, batch.table, batch.files)
-        # Columns that only the rules go by have done their part.
+        # Columns that only the rules of splits use are dropped here.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
         for number, split in enumerate(SPLITS):
             mask = codes == number
@@ -210,16 +210,16 @@ def split_rows(
 
 
 def decodes_images(data: DataSpec, source: pa.Schema, transforms: Sequence[TransformSpec]) -> bool:
-    """Whether rows hold images that the transforms decode."""
+    """Return whether rows hold images that the transforms decode."""
     images = any(holds_images(field.type) for field in source)
     formats = bool(format_of(data).encoded_images)
     return images or formats or any(entry.transform.decodes_images for entry in transforms)
 
 
 def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, Origin]]:
-    """The same rows, about `BATCH_BYTES` of decoded pixels at a time, and at least one: a photo takes a hundred times its file.
+    """Cut a table into parts of about `BATCH_BYTES` of decoded pixels: a decoded photo takes a hundred times its file.
 
-    Where it is cut depends on the rows only.
+    A part has at least one row; the cuts depend on the rows only.
     """
     if origin.unreadable is not None:
         yield table, origin
@@ -240,7 +240,7 @@ def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, O
 
 
 def rows_at_once(data: DataSpec, source: pa.Schema, transforms: Sequence[TransformSpec]) -> int:
-    """How many rows of the source are prepared together; what they become does not depend on it."""
+    """Return the number of source rows to prepare together. The prepared rows do not depend on it."""
     if decodes_images(data, source, transforms):
         return IMAGE_BATCH_ROWS
     types = [field.type for field in source]
@@ -253,7 +253,7 @@ def rows_at_once(data: DataSpec, source: pa.Schema, transforms: Sequence[Transfo
 
 @dataclass(frozen=True)
 class Preparation:
-    """How the rows of a source become rows to train on. Picklable: it goes to the workers that prepare them.
+    """Everything that is needed to prepare the rows of a source. Picklable: it is sent to the workers.
 
     Attributes:
         transforms: those of the pipeline file; `fitted` was made from them.
@@ -271,15 +271,15 @@ class Preparation:
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows are read at a time."""
+        """Rows to read at a time."""
         return rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
 
     def only(self, files: Sequence[SourceFile]) -> Preparation:
-        """The same of some of the files."""
+        """Return the preparation of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
     def cut(self, piece_bytes: int) -> list[Preparation]:
-        """The same in pieces of about `piece_bytes`, in order, where it is one large file that can be read so; else it alone.
+        """Return the preparations of pieces of about `piece_bytes`, in order; self alone if the file cannot be cut.
 
         Raises:
             DataError, ServiceError: the file cannot be opened.
@@ -294,8 +294,8 @@ class Preparation:
         """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too.
 
         Args:
-            read: is given all rows as they were read.
-            hashed: whether each result's `origin` gets the rows' hashes.
+            read: called with all rows as they were read.
+            hashed: whether to add the rows' hashes to each result's `origin`.
         """
         chain = Chain(self.data, self.transforms, self.fitted, self.code)
         files = self.snapshot.files

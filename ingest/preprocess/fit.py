@@ -1,4 +1,4 @@
-"""What do the transforms learn from the train split? Fitted in order, each on rows prepared by those before it.
+"""What do the transforms learn from the train split? Each is fitted on rows prepared by those before it.
 
 Transforms that learn about different columns, which none between them changes, learn in one pass over the source. Missing
 values are left out of what is learnt; materialize reports them where they matter.
@@ -42,15 +42,15 @@ __all__ = ["fit_preprocess", "needs_fit"]
 
 
 FIT_UNIT_BYTES = 16 << 20
-"""Source bytes read by one task; part of no key, but sums round by it, so it does not depend on the cluster."""
+"""Source bytes read by one task. Not part of a key, but sums round by it, so it must not depend on the cluster."""
 
 
 _FEW_IMAGES = 16
-"""Decoded to see of which type they become."""
+"""Images decoded to find the type of the decoded column."""
 
 
 def needs_fit(transforms: Sequence[TransformSpec]) -> bool:
-    """Whether any transform learns something, so that fitting reads rows."""
+    """Return whether any transform learns something, so that fitting reads rows."""
     return any(entry.transform.learns for entry in transforms)
 
 
@@ -70,7 +70,7 @@ def fit_preprocess(
         parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(transforms)`.
 
     Raises:
-        DataError: a transform names a column that is not there or of the wrong type, or a column has no values to learn from.
+        DataError: a transform names a column that does not exist or has the wrong type, or a column has no values.
     """
     fitted: list[FittedTransform] = []
     progress(0, len(transforms), "transforms")
@@ -89,7 +89,7 @@ def fit_preprocess(
 
 
 def _required(data: DataSpec, transforms: Sequence[TransformSpec], snapshot: SourceSnapshot) -> tuple[str, ...]:
-    """Columns whose rows without a value are certain to be left out: no transform fills or drops them, or may change them."""
+    """Return the columns whose rows without a value will be left out: no transform fills, drops or may change them."""
     if data.invalid == "error" or any(entry.transform.makes_columns or entry.origin is not None for entry in transforms):
         return ()
     kinds = {field.name: field.type for field in snapshot.arrow_schema()}
@@ -109,27 +109,27 @@ def _required(data: DataSpec, transforms: Sequence[TransformSpec], snapshot: Sou
 
 @dataclass(frozen=True)
 class _TrainRows:
-    """The train split, prepared by the transforms fitted so far. Picklable, so that workers read it."""
+    """The train split, prepared by the transforms fitted so far. Picklable, so that workers can read it."""
 
     data: DataSpec
     snapshot: SourceSnapshot
     code: dict[str, UserCode]
     fitted: tuple[FittedTransform, ...]
     required: tuple[str, ...] = ()
-    """Columns of the source whose rows without a value will be left out, and so must not be learnt from."""
+    """Columns of the source whose rows without a value will be left out, so that nothing is learnt from them."""
     piece: Piece | None = None
     """The rows of the only file; None for all."""
 
     def files(self) -> list[SourceFile]:
-        """The files that hold rows of the train split."""
+        """Return the files that hold rows of the train split."""
         return [file for file in self.snapshot.files if file.location == "train"]
 
     def only(self, files: Sequence[SourceFile]) -> _TrainRows:
-        """The rows of some of the files."""
+        """Return the rows of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
     def tables(self, max_rows: int = NUMBERS_BATCH_ROWS) -> Iterator[pa.Table]:
-        """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
+        """Yield tables of 1 to `max_rows` rows; unusable rows are left out."""
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = min(self.batch_rows, max_rows)
@@ -146,16 +146,16 @@ class _TrainRows:
 
     @property
     def decodes(self) -> bool:
-        """Whether images are decoded for what is learnt."""
+        """Whether a transform decodes images."""
         return any(entry.step.transform.decodes_images for entry in self.fitted)
 
     @property
     def batch_rows(self) -> int:
-        """How many rows are read at a time."""
+        """Rows to read at a time."""
         return rows_at_once(self.data, self.snapshot.arrow_schema(), [entry.step for entry in self.fitted])
 
     def units(self) -> list[list[_TrainRows]]:
-        """The rows of some files each, those of a large file in pieces."""
+        """Return units of some files each, those of a large file in pieces."""
         found = []
         for files in plan_units(self.files(), FIT_UNIT_BYTES):
             unit = self.only(files)
@@ -164,7 +164,7 @@ class _TrainRows:
         return found
 
     def without_decoding(self, columns: set[str]) -> _TrainRows:
-        """Leave out the decoding of images that neither `columns` nor a later transform reads. It costs more than all else.
+        """Leave out the decoding of images that neither `columns` nor a later transform reads; decoding costs most.
 
         Rows with a broken image are then learnt from, even if `data.invalid` leaves them out of the dataset.
         """
@@ -178,12 +178,12 @@ class _TrainRows:
         return replace(self, fitted=tuple(kept))
 
     def finds_rows(self, entry: TransformSpec) -> bool:
-        """Whether it finds rows that are left out, and so must not be learnt from after it."""
+        """Return whether a transform may leave out rows, so that later transforms must not learn from them."""
         transform = entry.transform
         return self.data.invalid != "error" and not (_makes_plain_pixels(entry) or transform.drops or transform.renames)
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
-        """The same rows with only those columns read, if nothing else looks at the others."""
+        """Read only these columns, if nothing else needs the others."""
         by_hash = any(isinstance(rule, SplitRule) for rule in (self.data.validation, self.data.test))
         if self.fitted or by_hash or self.data.invalid == "quarantine":
             return self
@@ -192,7 +192,7 @@ class _TrainRows:
         return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
 
     def schema(self) -> pa.Schema:
-        """Types of the rows, from the first of them: nothing else works meanwhile."""
+        """Return the types of the rows, found from the first ones."""
         first = next(self.tables(_FEW_IMAGES if self.decodes else BATCH_ROWS), None)
         if first is None:
             raise DataError(
@@ -203,7 +203,7 @@ class _TrainRows:
 
 
 def _touched(fitted: FittedTransform) -> set[str] | None:
-    """Columns that a transform looks at or changes; None if they may be any."""
+    """Return the columns that a transform reads or changes; None if they may be any."""
     transform = fitted.step.transform
     if not transform.learns and fitted.step.origin is not None:
         return None
@@ -213,7 +213,7 @@ def _touched(fitted: FittedTransform) -> set[str] | None:
 
 
 def _changed(entry: TransformSpec, schema: pa.Schema, label: str | None) -> set[str] | None:
-    """As `_touched`, of a transform that learns nothing; `*` may be every column but the label."""
+    """Do as `_touched` for a transform that learns nothing; `*` may be every column but the label."""
     transform = entry.transform
     after = transform.names_after(schema.names) if transform.takes_all and entry.origin is None else None
     if after is None:
@@ -226,7 +226,7 @@ def _makes_plain_pixels(entry: TransformSpec) -> bool:
 
 
 def _reads(fitted: FittedTransform, image: str) -> bool:
-    """Whether a transform may look at the pixels of column `image`."""
+    """Return whether a transform may read the pixels of column `image`."""
     transform, touched = fitted.step.transform, _touched(fitted)
     if touched is not None:
         return image in touched and not transform.drops
@@ -235,7 +235,7 @@ def _reads(fitted: FittedTransform, image: str) -> bool:
 
 
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
-    """Fit the leading transforms of `transforms` that do not depend on each other: each learns of columns of its own."""
+    """Fit the leading transforms of `transforms` that do not depend on each other: each learns about other columns."""
     schema = source.schema()
     group: list[tuple[TransformSpec, list[str]]] = []
     taken: set[str] = set()
@@ -277,5 +277,5 @@ def _learnt(entry: TransformSpec, column: str, facts: ColumnFacts | None) -> Col
             f"preprocess: {entry.kind}: column {column!r} has no values in the train split",
             next_step=f"leave the column out (drop: [{in_yaml(column)}]), or check the transforms before",
         )
-    with entry.naming_its_package(lambda: f"what the train split holds in column {column!r}: {facts}"):
+    with entry.naming_its_package(lambda: f"the facts of column {column!r} of the train split: {facts}"):
         return entry.transform.learn(column, facts)

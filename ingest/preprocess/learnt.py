@@ -1,4 +1,4 @@
-"""What can a transform learn about a column of the train split? What it asks, what is found, and what it keeps of that."""
+"""What can a transform learn about a column of the train split? Its question, the facts found, and the state it keeps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Category = str | bool | int | float
 
 
 class Question(NamedTuple):
-    """What a transform wants to know about one column. Nulls, NaN and infinities are left out of every answer."""
+    """A question about one column. Nulls, NaN and infinities are left out of every answer."""
 
     column: str
     about: Literal["numbers", "categories"]
-    """`numbers`: looked at in float64; `categories`: strings, numbers or booleans, counted."""
+    """`numbers`: statistics in float64; `categories`: counts of strings, numbers or booleans."""
     quantiles: tuple[float, ...] = ()
-    """Levels from 0 to 1; asking for some holds all values of the column in memory."""
+    """Levels from 0 to 1; any level holds all values of the column in memory."""
     max_categories: int | None = None
     """Find only that many categories, the most frequent."""
 
@@ -41,18 +41,18 @@ class ColumnFacts:
     most_frequent: Category | None = None
     """Of equally frequent ones the first in sorted order."""
     entries: tuple[ColumnFacts, ...] = ()
-    """Of a column of vectors: the answer for each place of the vector, and nothing else."""
+    """For a column of vectors: the answer for each place of the vector, and nothing else."""
 
 
 class ColumnState(Section):
-    """What a transform keeps about one column; which fields are set depends on the transform. Exact to the bit in JSON."""
+    """The state of a transform for one column; which fields are set depends on the transform. Exact to the bit in JSON."""
 
     column: str
     center: float | None = None
     """Scalers: the value is (x - center) / scale."""
     scale: float | None = None
     fill: Category | None = None
-    """Imputer: what stands for a missing value."""
+    """Imputer: replaces a missing value."""
     categories: tuple[Category, ...] | None = None
     """Encoders: the categories, their position being their code."""
     centers: tuple[float, ...] | None = None
@@ -60,4 +60,4 @@ class ColumnState(Section):
     scales: tuple[float, ...] | None = None
     """Scalers of vectors: the scale of each place."""
     more: dict[str, Category] | None = None
-    """Whatever else a transform keeps, by names of its own."""
+    """Other values of a transform, by names of its own."""

@@ -1,7 +1,7 @@
-"""Are the columns there that a pipeline file names? Names and types of the source's columns tell, before a row is read.
+"""Do the columns exist that a pipeline file names? Checked by the source's names and types, before a row is read.
 
-All wrong names are found together, those of `data` and those of every transform. What comes after a transform that may make
-columns of any name is not known; nothing is said of it, nor of transforms of other packages.
+All wrong names are found together, those of `data` and those of every transform. Columns after a transform that may make
+any name are not known, so they are not checked; nor are those of transforms of other packages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_named_columns(
     label: str | None,
     slices: Sequence[str] = (),
 ) -> None:
-    """Compare what the pipeline file names with the source's columns and their types.
+    """Compare the columns that the pipeline file names with those of the source.
 
     Args:
         source: the section `data` for reading, whose label is None if a transform may make that column.
@@ -34,7 +34,7 @@ def check_named_columns(
         slices: columns of the source that `evaluate.slices` names.
 
     Raises:
-        SpecError: listing every column that is not there, or holds text where a transform takes none.
+        SpecError: listing every column that does not exist, or holds text for a transform of numbers.
     """
     present = list(columns)
     read = source.read_columns
@@ -51,7 +51,7 @@ def _misnamed_in_transforms(
 ) -> list[str]:
     problems: list[str] = []
     names = [name for name in columns if source.columns is None or name in source.columns]
-    # Of a part of the files text is all that is certain: numbers there may be text elsewhere.
+    # Some files are known: a column of text there is text, but numbers may be text in other files.
     text = {name for name in names if is_text(columns[name])}
     for number, entry in enumerate(transforms):
         if entry.origin is not None:

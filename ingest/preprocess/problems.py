@@ -1,4 +1,4 @@
-"""Which rows cannot be used, how many of them are there, and where is the first? Found per batch, joined over all units."""
+"""Which rows cannot be used, how many, and where is the first? Found by batch, joined over all units."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Reason = Literal["null", "not finite", "unknown category", "label out of range",
 
 
 class Origin:
-    """Where each row of a table came from.
+    """The source file and row of each row of a table.
 
     Attributes:
         names: files, by index.
         files: int32 [rows], index into `names`.
         rows: int64 [rows], row number in that file, from 0.
-        hashes: uint64 [rows], of what each row held when it was read; None if nobody compares rows.
-        unreadable: of rows none of which reads (penstock.ingest.columns.unreadable): what does not, in each; else None.
+        hashes: uint64 [rows], of each row as it was read; None if rows are not compared.
+        unreadable: for rows that all cannot be read: the bad value of each (penstock.ingest.columns.unreadable); else None.
     """
 
     def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray, hashes: np.ndarray | None = None) -> None:
@@ -37,38 +37,38 @@ class Origin:
 
     @classmethod
     def of_file(cls, name: str, first_row: int, num_rows: int) -> Origin:
-        """Consecutive rows of one file."""
+        """Describe consecutive rows of one file."""
         return cls((name,), np.zeros(num_rows, np.int32), np.arange(first_row, first_row + num_rows, dtype=np.int64))
 
     @classmethod
     def of_batch(cls, files: tuple[SourceFile, ...], first_row: int, num_rows: int) -> Origin:
-        """Rows of one file, or one row of each of several (see `penstock.ingest.read.snapshot.RowBatch.files`)."""
+        """Describe rows of one file, or one row of each of several (see `penstock.ingest.read.snapshot.RowBatch.files`)."""
         if len(files) == 1:
             return cls.of_file(files[0].uri, first_row, num_rows)
         names = tuple(file.uri for file in files)
         return cls(names, np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int64))
 
     def take(self, mask: np.ndarray) -> Origin:
-        """The rows where `mask` is true."""
+        """Select the rows where `mask` is true."""
         return Origin(self.names, self.files[mask], self.rows[mask], None if self.hashes is None else self.hashes[mask])
 
     def place(self, row: int) -> str:
-        """Name the place of a row, for a message."""
+        """Format the place of a row for a message."""
         return f"{self.names[int(self.files[row])]}, row {int(self.rows[row])} (from 0)"
 
 
 class SetAside(NamedTuple):
-    """Rows that were taken out for one reason, each of them: what `data.invalid: quarantine` keeps a table of."""
+    """Rows that were taken out for one reason, for the table of `data.invalid: quarantine`."""
 
     reason: Reason
     column: str
     origin: Origin
     examples: list[str]
-    """What each of them holds, where that helps, else empty."""
+    """The bad value of each row if it helps, else empty."""
 
 
 class RowProblem(Section):
-    """One kind of trouble with one column: in how many rows, and where first."""
+    """One kind of problem of one column, with the number of rows and the first place."""
 
     reason: Reason
     column: str
@@ -76,7 +76,7 @@ class RowProblem(Section):
     place: str
     """File and row of the first."""
     example: str = ""
-    """What the first row holds, where that helps."""
+    """The bad value of the first row if it helps."""
 
     def __str__(self) -> str:
         some = f"{self.rows:,} rows have" if self.rows != 1 else "1 row has"
@@ -84,9 +84,9 @@ class RowProblem(Section):
             "null": f"a null in {self.column}",
             "not finite": f"NaN or an infinity in {self.column}",
             "unknown category": f"a value in {self.column} that the train split does not have",
-            "label out of range": f"a label {self.column} that is no class index of the train split",
+            "label out of range": f"a label {self.column} that is not a class index of the train split",
             "broken image": f"an image in {self.column} that cannot be decoded",
-            "unreadable": f"a value in {self.column} that does not read as its type",
+            "unreadable": f"a value in {self.column} that is not of its type",
         }[self.reason]
         example = f": {self.example}" if self.example else ""
         return f"{some} {what}; first: {self.place}{example}"
@@ -94,9 +94,9 @@ class RowProblem(Section):
 
 _ADVICE: dict[Reason, str] = {
     "null": "fill it (numbers by imputer: {columns: [COLUMN]}, text by imputer: {columns: [COLUMN], strategy: most_frequent}, "
-    "lists and images at their source), keep numbers with a mask of what is missing (null_mask: {columns: [COLUMN]}), or leave "
+    "lists and images at their source), keep numbers with a mask of missing ones (null_mask: {columns: [COLUMN]}), or leave "
     "the column out (drop: [COLUMN])",
-    "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and what is in lists at their source, or leave "
+    "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and values in lists at their source, or leave "
     "the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",
     "label out of range": "correct the labels; for classes such as -1 and 1, label_encoder: {column: COLUMN}; for regression, "
@@ -106,13 +106,13 @@ _ADVICE: dict[Reason, str] = {
 }
 
 NEVER_DROPPED: tuple[Reason, ...] = ("label out of range",)
-"""Such rows are no odd ones out: the column means something else. Without all rows of class -1, one class would be left."""
+"""Reasons that concern the whole column: without all rows of class -1, one class would be left."""
 
 _LABEL_ADVICE = "correct the labels in the source"
 
 
 def _advice(problems: Sequence[RowProblem], label: str | None) -> list[str]:
-    """What to do, once for all columns that have the same trouble."""
+    """Return the advice, once for all columns with the same problem."""
     columns: dict[str, list[str]] = {}
     for problem in problems:
         of_label = problem.column == label and problem.reason in ("null", "not finite")
@@ -121,7 +121,7 @@ def _advice(problems: Sequence[RowProblem], label: str | None) -> list[str]:
 
 
 def _for_columns(advice: str, names: list[str]) -> str:
-    """The advice with the names: in lists all of them; where one can stand, the first."""
+    """Fill in the names of columns: all of them in lists, otherwise the first."""
     return advice.replace("[COLUMN]", f"[{', '.join(map(in_yaml, names))}]").replace("COLUMN", in_yaml(names[0]))
 
 
@@ -136,14 +136,14 @@ def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
 
 
 def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str | None = None) -> None:
-    """Raise for problems, given in row order; nothing happens without any.
+    """Raise an error for problems, given in row order; do nothing without problems.
 
     Args:
-        label: the target column, whose gaps must not be filled.
+        label: the target column, whose missing values must not be filled.
         droppable: whether `data.invalid: drop` would help.
 
     Raises:
-        DataError: counts and the first file and row of each problem, with what to do.
+        DataError: with the count, the first file and row of each problem, and the next step.
     """
     problems = joined(problems)
     if not problems:
@@ -160,7 +160,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
 
 
 def unequal_lists(name: str, found: UnequalLists, origin: Origin) -> DataError:
-    """The error for a column whose lists are not all of one length."""
+    """Make the error for a column whose lists are not all of one length."""
     return DataError(
         f"column {name!r} holds lists of unequal length: {origin.place(found.row)} has {found.length} elements "
         f"and a row before it {found.expected}",

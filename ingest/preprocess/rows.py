@@ -1,4 +1,4 @@
-"""What are rows on their way through the transforms, and how does one of them drop out?"""
+"""How do rows pass through the transforms, and how is a bad one taken out?"""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Rows"]
 
 
 class Rows:
-    """Rows on their way through the transforms. A row that cannot be used is taken out at once and remembered as a problem.
+    """Rows between two transforms. An unusable row is taken out at once and listed as a problem.
 
     Attributes:
         table: the rows left, one chunk a column.
-        origin: where each of them came from.
-        problems: what was wrong with those that went.
-        filtered: rows that a map_batches function asked to leave out.
-        unseen: column to number of values that an encoder met and the train split did not have.
-        set_aside: the rows that went, each of them, if they are to be listed.
+        origin: source file and row of each.
+        problems: of the rows taken out.
+        filtered: number of rows that a map_batches function has left out.
+        unseen: column to number of values that the train split did not have.
+        set_aside: the rows taken out, if they are to be listed.
     """
 
     def __init__(self, table: pa.Table, origin: Origin, *, listing: bool = False) -> None:
@@ -40,15 +40,15 @@ class Rows:
         self.unseen: dict[str, int] = {}
 
     def where(self) -> str:
-        """Name the place of all rows, for a message; there is at least one."""
+        """Format the place of all rows (at least one) for a message."""
         return f"{self.origin.place(0)} and the {counted(self.table.num_rows - 1, 'row')} after it"
 
     def column(self, name: str) -> pa.Array:
-        """One column as one array."""
+        """Return one column as one array."""
         return single_chunk(self.table.column(name))
 
     def put(self, name: str, values: pa.Array) -> None:
-        """Replace a column where it stands, or append it."""
+        """Replace a column in its position, or append it."""
         index = self.table.schema.get_field_index(name)
         if index < 0:
             self.table = self.table.append_column(name, values)
@@ -75,7 +75,7 @@ class Rows:
         self._keep(~mask)
 
     def reject_unreadable(self, unreadable: pa.Array) -> None:
-        """Take out all rows, none of which reads (penstock.ingest.columns.unreadable)."""
+        """Take out all rows: none of them can be read (penstock.ingest.columns.unreadable)."""
         marks = unreadable.to_pylist()
         for column in dict.fromkeys(mark["column"] for mark in marks):
             mask = np.array([mark["column"] == column for mark in marks], np.bool_)
@@ -94,10 +94,10 @@ class Rows:
         self.reject(not_finite[~null], "not finite", name)
 
     def fix_shape(self, name: str, *, is_label: bool = False) -> None:
-        """Make numbers of one shape of column `name`; rows without a usable value go, and there may be none left.
+        """Convert column `name` to numbers of one shape; rows without a usable value are taken out, possibly all.
 
         Raises:
-            DataError: the column holds lists of unequal length, or no numbers.
+            DataError: the column holds lists of unequal length, or values that are not numbers.
         """
         self.reject_missing(name)
         if not self.table.num_rows:
@@ -113,7 +113,7 @@ class Rows:
             self.reject_missing(name)
 
     def filter(self, keep: np.ndarray) -> None:
-        """Leave out rows because the user's code says so."""
+        """Leave out rows as a map_batches function asks."""
         self.filtered += int((~keep).sum())
         self._keep(keep)
 

@@ -1,4 +1,4 @@
-"""What is learnt about a column, part by part? Tallies of different rows add up: a task sends home a few numbers.
+"""What is learnt about a column, part by part? Tallies of different rows add up, so that a task returns a few numbers.
 
 They find what ray.data.preprocessors find (a test compares those of the scalers and encoders); those move every value through
 the object store, one pass for each column of categories.
@@ -30,7 +30,7 @@ _MAX_PLACES = 16_384
 
 @dataclass
 class Tally:
-    """What some rows say about one column. NaN, infinities and nulls are left out."""
+    """Sums and counts of some rows of one column. NaN, infinities and nulls are left out."""
 
     count: int = 0
     mean: float = 0.0
@@ -39,14 +39,14 @@ class Tally:
     low: float = np.inf
     high: float = -np.inf
     values: list[np.ndarray] = field(default_factory=list)
-    """All of them, where quantiles are asked for: an approximation would differ from run to run."""
+    """All values if quantiles are needed: an approximation would differ from run to run."""
     counts: Counter[Category] = field(default_factory=Counter)
     entries: list[Tally] = field(default_factory=list)
-    """Of vectors: a tally for each place."""
+    """For vectors: a tally for each place."""
 
     @classmethod
     def of(cls, question: Question, column: pa.ChunkedArray) -> Tally:
-        """What these rows say."""
+        """Make the tally of these rows."""
         if question.about == "numbers" and is_vector(column.type):
             return cls(entries=_of_vectors(question, column))
         if question.about == "categories":
@@ -71,7 +71,7 @@ class Tally:
         return cls(len(values), mean, squares, low, high, held)
 
     def add(self, other: Tally) -> None:
-        """Take in what other rows say. The order of additions decides the last bit of a mean.
+        """Add the tally of other rows. The order of additions decides the last bit of a mean.
 
         Raises:
             DataError: one of them is of vectors of another length.
@@ -93,7 +93,7 @@ class Tally:
 
 
 def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
-    """A tally for each place of a column of vectors; none of no rows."""
+    """Make a tally for each place of a column of vectors; none without rows."""
     vectors = fixed_shape(question.column, single_chunk(column.drop_null()), is_label=False)
     if not isinstance(vectors, pa.Array):
         raise DataError(
@@ -103,8 +103,8 @@ def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
     places = math.prod(vectors.type.shape)
     if places > _MAX_PLACES:
         raise DataError(
-            f"preprocess: column {question.column!r} holds vectors of {places:,} numbers; a scale for each is kept of up "
-            f"to {_MAX_PLACES:,}",
+            f"preprocess: column {question.column!r} holds vectors of {places:,} numbers; at most {_MAX_PLACES:,} "
+            "can have a scale each",
             next_step=f"scale {question.column} in a map_batches function, or in the model",
         )
     # Nulls inside become NaN, which every place leaves out for itself.
@@ -113,12 +113,12 @@ def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
 
 
 def _finite(column: pa.ChunkedArray) -> tuple[np.ndarray, float, float]:
-    """The values that are numbers, in the column's own type, integers with nulls as float64; the least and the largest."""
+    """Return the finite values in the column's own type (integers with nulls as float64), the least and the largest."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.float64(), safe=False)
     values: np.ndarray = column.to_numpy()
     low, high = _range(values)
-    # Whatever is not finite shows in one of the two: quicker than a mask.
+    # A value that is not finite is one of the two: quicker to see than by a mask.
     if not (np.isfinite(low) and np.isfinite(high)):
         values = values[np.isfinite(values)]
         low, high = _range(values)
@@ -128,11 +128,11 @@ def _finite(column: pa.ChunkedArray) -> tuple[np.ndarray, float, float]:
 def _range(values: np.ndarray) -> tuple[float, float]:
     if not len(values):
         return 0.0, 0.0
-    return float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
+    return float(values.min()) + 0.0, float(values.max()) + 0.0  # -0.0 becomes 0.0: min and max may return either
 
 
 class GivesRows(Protocol):
-    """Some of the rows; pickles."""
+    """Some of the rows. Picklable."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows."""
@@ -169,9 +169,9 @@ def _add(tallies: Sequence[Tally], others: Sequence[Tally]) -> None:
 
 
 def _tally(questions: Sequence[Question], unit: tuple[int, GivesRows, bool]) -> tuple[int, list[list[Tally]]]:
-    """The number, and a tally of the rows for each question; of a part of a unit those of each batch. Runs in a worker."""
+    """Return the number and a tally for each question, of all rows or of each batch of a unit's part. Runs in a worker."""
     number, rows, in_parts = unit
-    if in_parts:  # adding rounds, so it is done where the batches before are known
+    if in_parts:  # adding rounds, so the driver adds them to those of the batches before
         return number, [
             [Tally.of(question, table.column(question.column)) for question in questions] for table in rows.tables()
         ]
@@ -184,13 +184,13 @@ def _tally(questions: Sequence[Question], unit: tuple[int, GivesRows, bool]) -> 
 
 def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
     if question.about == "categories":
-        # Of categories that are equally frequent the first in sorted order counts.
+        # Among equally frequent categories the first in sorted order wins.
         by_count = sorted(tally.counts.items(), key=lambda item: (-item[1], item[0]))
         kept = [_plain(value) for value, _ in by_count[: question.max_categories]]
         return ColumnFacts(categories=tuple(sorted(kept)), most_frequent=kept[0]) if kept else None
     if tally.entries:
         places = [_facts(question, entry) for entry in tally.entries]
-        # A place without a finite value is scaled by nothing.
+        # A place without a finite value keeps its scale.
         nothing = ColumnFacts(quantiles=(0.0,) * len(question.quantiles))
         return ColumnFacts(entries=tuple(nothing if place is None else place for place in places))
     if not tally.count:
@@ -202,6 +202,6 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
 
 
 def _plain(value: Category | np.generic) -> Category:
-    """A JSON value of the same type, from numpy's or pandas' own."""
+    """Convert a value of numpy or pandas to a JSON value of the same type."""
     plain: Category = value.item() if isinstance(value, np.generic) else value
     return plain

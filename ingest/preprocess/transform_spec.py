@@ -56,7 +56,7 @@ class TransformSpec(Section):
 
     @model_serializer(mode="plain")
     def _as_in_file(self, info: SerializationInfo) -> dict[str, Any]:
-        """The one kind alone, whatever other packages are installed."""
+        """Write the one kind alone, for any installed packages."""
         held = _model_of(self.kind).model_construct(**{self.kind: self.options})
         return held.model_dump(
             mode=info.mode,
@@ -68,13 +68,13 @@ class TransformSpec(Section):
 
     @classmethod
     def in_file(cls, key: str | None = None) -> dict[str, FieldInfo]:
-        """One field for each transform; of `key` alone, if that is one."""
+        """Return one field for each transform; of `key` alone if it is a transform."""
         names = (key,) if key in TRANSFORMS.names else TRANSFORMS.usable
         return {info.alias or name: info for name, info in _model_of_all(names).model_fields.items()}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """One property for each transform that can be used, and the short forms."""
+        """Return one property for each usable transform, and the short forms."""
         schema = handler.resolve_ref_schema(handler(core))
         whole = handler.resolve_ref_schema(handler(_model_of_all(TRANSFORMS.usable).__pydantic_core_schema__))
         schema.clear()
@@ -82,12 +82,12 @@ class TransformSpec(Section):
         return schema
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As it is written, with the package's version: a Ray worker that has another one, or none, refuses by name.
+        # With the package's version: a Ray worker with another version, or without it, raises an error that names it.
         return _revived, (self.model_dump(), self.origin)
 
     @functools.cached_property
     def transform(self) -> Transform[Any]:
-        """The object that does it."""
+        """The transform itself."""
         return TRANSFORMS.get(self.kind)(self.kind, self.options)
 
     @property
@@ -97,13 +97,13 @@ class TransformSpec(Section):
 
     @contextlib.contextmanager
     def naming_its_package(self, where: Callable[[], str]) -> Iterator[None]:
-        """Whatever another package's transform raises becomes a DataError that names both, and the rows.
+        """Convert an error of another package's transform to a DataError that names package, transform and rows.
 
         Args:
-            where: which rows or column it was given.
+            where: formats the rows or column that it was given.
 
         Raises:
-            DataError: that one. Errors of `penstock.errors` are raised as they are.
+            DataError: the converted one. Errors of `penstock.errors` are raised unchanged.
         """
         try:
             yield
@@ -129,14 +129,14 @@ def _revived(written: dict[str, Any], origin: str | None) -> TransformSpec:
 
 @functools.cache
 def _model_of(kind: str) -> type[BaseModel]:
-    """What an entry of one kind holds. Raises SpecError if there is no such transform."""
+    """Return the model of an entry of one kind. Raises SpecError if there is no such transform."""
     options: Any = TRANSFORMS.get(kind).Options
     return create_model(kind, __base__=Section, options=(Annotated[options, Field(alias=kind)], ...))
 
 
 @functools.cache
 def _model_of_all(kinds: tuple[str, ...]) -> type[BaseModel]:
-    """What an entry may hold, one field for each kind."""
+    """Return the model of an entry with one field for each kind."""
     fields: dict[str, Any] = {}
     for kind in kinds:
         transform = TRANSFORMS.get(kind)
@@ -147,11 +147,11 @@ def _model_of_all(kinds: tuple[str, ...]) -> type[BaseModel]:
 
 
 class FittedTransform(Section):
-    """A transform with what it learnt, in the order of its columns."""
+    """A transform with its state, in the order of its columns."""
 
     step: TransformSpec
     columns: tuple[ColumnState, ...] = ()
-    """Empty for a transform that learns nothing."""
+    """Empty if the transform learns nothing."""
 
 
 class FittedPreprocess(Section):

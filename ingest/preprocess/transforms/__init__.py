@@ -1,4 +1,4 @@
-"""What may be done to the rows? One file for each transform: its options, what it asks of the data, how it is applied.
+"""Which transforms are there? A module holds the options of a transform, its questions about the data, and its application.
 
 Words: `Options` is what a pipeline file writes under the transform's name; a *question* is what it learns from the train split,
 and a `ColumnState` what it keeps of the answer.

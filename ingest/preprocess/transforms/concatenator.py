@@ -43,11 +43,11 @@ class Concatenator(Transform[ConcatenatorOptions]):
     Options = ConcatenatorOptions
 
     def matches(self, kind: pa.DataType) -> bool:
-        # Pictures are tensors too, and `*` does not mean their pixels.
+        # Not images, which are tensors, too.
         return is_number(kind) or (isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1)
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        # Whether lists are all of one length shows when rows are looked at.
+        # Whether lists are all of one length is checked when rows are read.
         takes = is_number(kind) or is_list(kind) or isinstance(kind, pa.FixedShapeTensorType)
         return None if takes else "one_hot or ordinal it first, or cast it"
 
@@ -90,7 +90,7 @@ class Concatenator(Transform[ConcatenatorOptions]):
 
 
 def _first_lost(values: np.ndarray, dtype: str) -> tuple[int, float, float] | None:
-    """Row, value and what becomes of it, of the first whole number that changes in `dtype`; fractions may round.
+    """Return (row, value, changed value) of the first whole number that changes in `dtype`; fractions may round.
 
     Seconds since 1970 in float32 are the same for two minutes.
     """

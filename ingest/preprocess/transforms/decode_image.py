@@ -47,7 +47,7 @@ class DecodeImageOptions(Section):
     range: ValueRange | None = None
     """The values that become 0 and 255 of images of more than 8 bits; instead of `data.images.range`."""
     keep: Keep = "pixels"
-    """What the cache holds. `pixels` is the fastest to read. `encoded` images take a tenth of the space and are decoded in
+    """Content of the cache. `pixels` is the fastest to read. `encoded` images take a tenth of the space and are decoded in
     training, with the same result. `sizes` keeps pixels of each image's own size: a batch has `image` (the pixels of all rows,
     joined), `image_offsets` and `image_shape` [rows, 3]."""
 
@@ -91,14 +91,14 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
     """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
 
     Args:
-        images: what the pixels shall be.
+        images: size, mode and range of the pixels.
         keep: `encoded`: decode to know that it can be done, and keep the images as they are, as `ImageType`; `sizes`: keep each
             image's own size, as a list of its pixels and a column of shapes.
         is_mask: the numbers of the pixels are classes.
 
     Raises:
-        DataError: the column holds no images, such of more than 8 bits a channel without `range`, or of several sizes without
-            `size`.
+        DataError: the column does not hold images, or images of more than 8 bits a channel without `range`, or of several
+            sizes without `size`.
     """
     size = images.size
     column = rows.column(name)
@@ -113,7 +113,7 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
     encoded, mode = [value.as_buffer() for value in column if value.is_valid], "mask" if is_mask else images.mode
     channels = () if is_mask else (3 if images.mode == "RGB" else 1,)
-    # All of one size are decoded to where they stay.
+    # Images of one size are decoded into their final place.
     together = np.empty((len(encoded), *size, *channels), np.uint8) if size is not None and keep == "pixels" else None
     with phase("decode"):
         pixels, errors = _decode_all(rows, name, encoded, images, mode, together, keeps=keep != "encoded")
@@ -143,7 +143,7 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
 
 
 def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
-    """Pixels as lists, height by width by channels, and their shapes; of a mask the third number is 1."""
+    """Put pixels as lists, height by width by channels, and a column of their shapes; a mask has 1 as third number."""
     if f"{name}_shape" in rows.table.column_names:
         raise DataError(f"preprocess: decode_image: there is a column {name}_shape already", next_step="rename it")
     kind = RaggedType(pa.uint8(), "packed", 0.0)
@@ -165,7 +165,7 @@ def _decode_all(
     *,
     keeps: bool,
 ) -> tuple[list[np.ndarray | None], list[str]]:
-    """The pixels of each image and what is wrong with it. Those of the whole ones lie in `together`, one after the other."""
+    """Return the pixels and the error of each image. Pixels of whole images are written to `together`, one after the other."""
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
     num_whole = 0

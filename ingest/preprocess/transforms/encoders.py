@@ -33,7 +33,7 @@ __all__ = [
 
 
 MAX_ONE_HOT = 10_000
-"""A longer one-hot vector is a mistake: 40 KB a row, for what an embedding does with one integer."""
+"""A longer one-hot vector is a mistake: 40 KB a row, where an embedding takes one integer."""
 
 O = TypeVar("O")  # noqa: E741 - the options
 

@@ -85,7 +85,7 @@ class Imputer(Transform[ImputerOptions]):
 
 
 def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:
-    """The fill as a value of the column; pyarrow would make 0 of 0.5 in a column of integers."""
+    """Convert the fill to a value of the column; pyarrow would convert 0.5 to 0 for a column of integers."""
     if isinstance(fill, float) and pa.types.is_integer(kind):
         if not fill.is_integer():
             raise pa.ArrowInvalid(f"{fill} is not an integer")
@@ -97,14 +97,14 @@ def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:
 
 
 class NullMaskOptions(Section):
-    """Columns that may be null: the value becomes 0 there, and a new column says where."""
+    """Columns that may be null: the value becomes 0 there, and a new column marks the rows."""
 
     columns: Names
     """Names of number columns. Column `x` gets a column `x_is_null` beside it: uint8, 1 where there was a null or NaN."""
 
 
 class NullMask(Transform[NullMaskOptions]):
-    """Nulls to zeros, and a column that says where they were."""
+    """Nulls to zeros, and a column that marks them."""
 
     Options = NullMaskOptions
     takes_nulls = True

@@ -29,7 +29,7 @@ class RaggedOptions(Section):
     columns: Names
     """Names."""
     batch: Literal["padded", "packed"] = "padded"
-    """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
+    """Form of a batch. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
     of all rows joined, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
     dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"] | None = None
     """Type of the entries, instead of the source's. An entry that does not fit is an error."""
@@ -56,7 +56,7 @@ def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Arra
     """Turn column `name`, lists of numbers, into `RaggedType`. Null rows and entries stay.
 
     Raises:
-        DataError: the column holds no lists of numbers, or such that `dtype` or `pad_value` do not fit.
+        DataError: the column does not hold lists of numbers, or `dtype` or `pad_value` does not fit them.
     """
     plain = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     kind = plain.type

@@ -78,7 +78,7 @@ class _Scaler(Transform[S], ABC):
 
     @abstractmethod
     def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        """Center and scale of one number a row."""
+        """Return center and scale of one number a row."""
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
@@ -109,7 +109,7 @@ class _Scaler(Transform[S], ABC):
         if math.prod(values.shape[1:]) != len(state.centers or ()):
             raise DataError(
                 f"preprocess: {self.name} was fitted on vectors of {len(state.centers or ()):,} numbers, and column "
-                f"{state.column!r} holds such of shape {list(values.shape[1:])}"
+                f"{state.column!r} holds vectors of shape {list(values.shape[1:])}"
             )
         with np.errstate(over="ignore"):
             scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
@@ -154,7 +154,7 @@ class RobustScaler(_Scaler[RobustScalerOptions]):
 
 
 def _scaling(column: str, center: float, scale: float, low: float, high: float) -> ColumnState:
-    """Of a column that is constant, but for rounding, from `low` to `high` the scale is 1; its values become zeros."""
+    """Make the state; a column from `low` to `high` that is constant but for rounding gets the scale 1, and becomes zeros."""
     if high - low <= _NOISE * max(abs(low), abs(high)):
         return ColumnState(column=column, center=low, scale=1.0)
     return ColumnState(column=column, center=center, scale=scale)
