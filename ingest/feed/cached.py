@@ -133,7 +133,7 @@ class CachedFeed(FeedCursor):
     def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
         """Yield (first, end) positions of global batches: one list for each call that computes ids."""
         batch_rows = self.part.batch_rows
-        # Only a plain global order computes just the requested ids; the others compute those of all ranks.
+        # Only a plain global order computes just the requested ids; the others may compute those of other ranks, too.
         found_rows = batch_rows // self.part.world_size if self.order.mode == "global" else batch_rows
         count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // max(1, found_rows)) // at_once)
         if self._pools is not None:

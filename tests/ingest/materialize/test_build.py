@@ -444,7 +444,7 @@ def test_dropped_rows_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_labels_missing_in_train_are_counted_and_named(tmp_path: Path) -> None:
     files = {"train/a.parquet": part(0), "test/a.parquet": pa.table({"x": np.zeros(4, np.float32), "y": [0, 7, 2, 7]})}
     source = Source.of(tmp_path, files, test="test", label="y")
-    with pytest.raises(DataError, match=r"2 rows have a label y that is no class.*test/a\.parquet, row 1 \(from 0\): 7"):
+    with pytest.raises(DataError, match=r"2 rows have a label y that is not a class.*test/a\.parquet, row 1 \(from 0\): 7"):
         source.materialize()
 
 

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import combinations, pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.ingest.feed.batch import FeedShare
+from penstock.ingest.feed.cached import own_positions
 from penstock.ingest.shuffle import order as order_module
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.shuffle.permutation import Permutation, hash_words
@@ -77,6 +80,25 @@ def test_any_cut_gives_the_same_sequence(order: Order) -> None:
     some = np.array([0, 1, 7, 400, 401, 998])
     assert order.ids_at(2, some).tolist() == whole[some].tolist()
     assert order.ids_at(2, some[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("window_of", ["rows", "shards"])
+def test_one_rank_of_many_computes_its_own_ids(monkeypatch: pytest.MonkeyPatch, window_of: str) -> None:
+    shuffle = ShuffleSpec.model_validate({"mode": "windowed", "window_of": window_of})
+    order = make_order(shuffle, 2_000_000, [20_000] * 100)
+    part = FeedShare(batch_rows=500_000, rank=700, world_size=1000)
+    positions = own_positions(part, [(first, first + 500_000) for first in range(0, 2_000_000, 500_000)])
+    computed: list[int] = []
+    real = Permutation.__call__
+
+    def counted(permutation: Permutation, index: Any) -> Any:
+        computed.append(len(index))
+        return real(permutation, index)
+
+    monkeypatch.setattr(Permutation, "__call__", counted)
+    found = order.ids_at(1, positions)
+    assert len(positions) == 2000 and sum(computed) < 5000
+    assert found.tolist() == order.ids(1, 0, 2_000_000)[positions].tolist()
 
 
 @settings(max_examples=150, deadline=None)

@@ -562,7 +562,7 @@ def test_problems_are_joined_and_rows_count_once() -> None:
 @pytest.mark.parametrize("bad", [-1, 100_000])
 def test_integer_label_must_be_class_index(bad: int) -> None:
     table = pa.table({"y": pa.array([0, bad, 3], pa.int32())})
-    with pytest.raises(DataError, match=rf"1 row has a label y that is no class.*row 101 \(from 0\): {bad}") as caught:
+    with pytest.raises(DataError, match=rf"1 row has a label y that is not a class.*row 101 \(from 0\): {bad}") as caught:
         transform_table(table, label="y")
     assert "cast: {y: float32}" in str(caught.value)
     kept = transform_table(table.slice(2), label="y")
