@@ -248,7 +248,7 @@ def test_lists_in_memory_are_mapped_and_not_copied(ray_cluster: None) -> None:  
 
     (block, *_) = put_dataset(lists=True).blocks
     first, second = ray.get(block), ray.get(block)
-    for name in ("tokens", "marks"):
+    for name in ("tokens", "marks", "picture"):
         for part in ("offsets", "values"):
             here, there = getattr(first[name], part), getattr(second[name], part)
             assert here.nbytes
