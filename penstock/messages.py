@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import DataError, PenstockError, SpecError
 
@@ -20,7 +18,6 @@ __all__ = [
     "describe_error",
     "did_you_mean",
     "in_yaml",
-    "misnamed",
     "run_command",
     "shorten",
 ]
@@ -65,22 +62,6 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float =
     by_lower = {each.lower(): each for each in sorted(known)}
     close = difflib.get_close_matches(name.lower(), by_lower, most, cutoff)
     return f"; did you mean {' or '.join(repr(by_lower[each]) for each in close)}?" if close else ""
-
-
-def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:
-    """Suggest parameters for arguments that `function` does not take, as `; did you mean 'hidden' in place of 'hiden'?`."""
-    try:
-        taken = inspect.signature(function).parameters.values()
-    except ValueError:  # of compiled code
-        return ""
-    names = [each.name for each in taken if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    wrong = [name for name in given if name not in names]
-    if not wrong or any(each.kind == each.VAR_KEYWORD for each in taken):
-        return ""
-    close = {name: found[0] for name in wrong if (found := difflib.get_close_matches(name, names, 1))}
-    if not close:
-        return f"; it takes {', '.join(map(repr, names)) or 'none'}"
-    return f"; did you mean {' and '.join(f'{meant!r} in place of {name!r}' for name, meant in close.items())}?"
 
 
 def run_command(file: Path | str, overrides: Sequence[str] = (), *options: str, verb: str = "run") -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-__all__ = ["own_folder", "remove_unowned", "unowned", "user_folder"]
+__all__ = ["own_folder", "remove_unowned", "user_folder"]
 
 
 _LOCK = ".owner.lock"
@@ -47,16 +47,6 @@ def own_folder(folder: Path, *, shared: bool = False) -> IO[bytes]:
             if _is_of(lock, folder):
                 return lock
             lock.close()
-
-
-def unowned(folders: Iterable[Path]) -> list[Path]:
-    """List the folders whose owner has ended."""
-    found = []
-    for folder in folders:
-        with contextlib.suppress(OSError), open(folder / _LOCK, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(folder)
-    return found
 
 
 def remove_unowned(folders: Iterable[Path]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import State, Task, task
-from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelled, Completed
@@ -30,7 +30,7 @@ from penstock.tasks.records.changes import why_run
 from penstock.tasks.records.ledger import StageRecord, utc_now
 from penstock.tasks.stages import StageName
 
-__all__ = ["Stage", "VerifyContext", "link_to_tracker", "perform", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "perform", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -194,31 +194,9 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
         ctx.warn(f"{outcome.name}: no Prefect artifact: {error}")
 
 
-def link_to_tracker(ctx: RunContext) -> None:
-    """Link the flow run's page to the run's page at the tracker."""
-    page = _page(ctx)
-    if page is None or not prefect_answers():
-        return
-    when = "" if ctx.tracker.url is not None else ", while `penstock ui` is open"
-    try:
-        create_link_artifact(
-            page,
-            link_text=f"{ctx.run.run} in {ctx.run.tracker}",
-            key=f"{ctx.run.pipeline.replace('_', '-')}-run",
-            description=f"Metrics, checkpoints, figures and the model of run `{ctx.run.run}`{when}",
-        )
-    except AWAY as error:
-        ctx.warn(f"no link from Prefect to {ctx.run.tracker}: {error}")
-
-
-def _page(ctx: RunContext) -> str | None:
-    """Return the run's page at the tracker."""
-    return ctx.tracker.url or ctx.tracker.local_url
-
-
 def _linked(ctx: RunContext) -> str:
     """Return the run, with a link to its page at the tracker."""
-    page = _page(ctx)
+    page = ctx.tracker.url or ctx.tracker.local_url
     return f"[{ctx.run.run}]({page})" if page is not None else f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
 
 

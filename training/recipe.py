@@ -49,7 +49,7 @@ from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.installed import PACKAGE_DIR
-from penstock.messages import describe_error, misnamed
+from penstock.messages import describe_error
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer
@@ -93,7 +93,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
         instance = kind(**code.located(params))
     except TypeError as error:
         raise SpecError(
-            f"train.params do not fit {code.target}: {error}{misnamed(kind, params)}",
+            f"train.params do not fit {code.target}: {error}",
             next_step="compare train.params with __init__",
         ) from error
     except (Exception, SystemExit) as error:  # the user's code

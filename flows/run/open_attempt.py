@@ -43,7 +43,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.keys import StageKey, stage_keys
 from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of, utc_now
-from penstock.tasks.stage import VerifyContext, link_to_tracker
+from penstock.tasks.stage import VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
 from penstock.training.checkpoint.journal import read_journal
@@ -173,7 +173,6 @@ def introduce(ctx: RunContext) -> None:
     environment = own.read_bytes(_ENVIRONMENT).decode()
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", environment)
     _show_keys(ctx)
-    link_to_tracker(ctx)
     ctx.reporter.report(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
 
 

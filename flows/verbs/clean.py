@@ -14,8 +14,6 @@ from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan
 from penstock.tasks.spec import RetentionSpec
-from penstock.temporary import remove_unowned, unowned
-from penstock.usercode.package import code_folders
 
 __all__ = ["clean_pipeline"]
 
@@ -44,18 +42,15 @@ def clean_pipeline(
         aliased=aliased_models(ledger, loaded.spec.name, loaded.state_dir),
         by=format_actor("penstock clean"),
     )
-    folders = unowned(code_folders())
 
     def announce(plan: CleanupPlan) -> None:
-        for line in _plan_lines(plan, folders, dry_run):
+        for line in _plan_lines(plan, dry_run):
             report(line)
 
     if dry_run:
         announce(plan := cleaning.plan())
     else:
         plan = cleaning.clean(announce, lambda holder: report(f"waiting for another cleaning of the storage: {holder.process}"))
-        remove_unowned(folders)
-    if not dry_run:
         report(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
     return {
         "status": "done",
@@ -67,11 +62,10 @@ def clean_pipeline(
         "freed": [{"kind": each.kind, "name": each.name, "bytes": each.size_bytes, "why": each.why} for each in plan.deletions],
         "freed_bytes": sum(each.size_bytes for each in plan.deletions),
         "rows_stay": plan.rows_stay,
-        "code_folders": [str(folder) for folder in folders],
     }
 
 
-def _plan_lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> Iterable[str]:
+def _plan_lines(plan: CleanupPlan, dry_run: bool) -> Iterable[str]:
     """Describe each run that stays and each deletion, with the reason."""
     for run, why in sorted(plan.kept.items()):
         yield f"stays  {run}: {why}"
@@ -80,8 +74,6 @@ def _plan_lines(plan: CleanupPlan, folders: Iterable[Path], dry_run: bool) -> It
     for each in plan.deletions:
         if each.kind == "run":
             yield f"goes   {each.name}: {each.why}, {each.size_bytes / 1e6:,.1f} MB; its records stay"
-    for folder in folders:
-        yield f"goes   {folder}: code of a process that is gone"
     if plan.deletions:
         yield f"{'would free' if dry_run else 'frees'} {format_deletions(plan.deletions)}"
     elif dry_run:

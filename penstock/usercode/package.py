@@ -25,7 +25,7 @@ from penstock.temporary import own_folder, remove_unowned, user_folder
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.source import read_source_text
 
-__all__ = ["BINARY", "Package", "code_folders", "file_content"]
+__all__ = ["BINARY", "Package", "file_content"]
 
 
 BINARY = "base64:"
@@ -107,16 +107,11 @@ def file_content(path: str, captured: str) -> bytes:
     return base64.b64decode(captured.removeprefix(BINARY)) if is_data else captured.encode()
 
 
-def code_folders() -> list[Path]:
-    """Return the folders on this machine that processes of this user have written captured code to, ended ones included."""
-    return [*user_folder().glob("penstock_user_*")]
-
-
 def _write(files: dict[str, str], root: str) -> tuple[Path, IO[bytes]]:
     """Write the files, each one atomically, to a folder that lasts while a process has them; return it and its lock."""
     folder = user_folder() / root
     owner = own_folder(folder, shared=True)
-    remove_unowned(other for other in code_folders() if other != folder)
+    remove_unowned(other for other in user_folder().glob("penstock_user_*") if other != folder)
     for path, content in files.items():
         target, data = folder / path, file_content(path, content)
         if not target.is_file() or target.read_bytes() != data:

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.messages import counted, describe_error, did_you_mean, in_yaml, misnamed, shorten
+from penstock.messages import counted, describe_error, did_you_mean, in_yaml, shorten
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,6 @@ def test_counts_and_long_values() -> None:
     assert [counted(number, "file") for number in (0, 1, 1200)] == ["0 files", "1 file", "1,200 files"]
     assert counted(2, "file is", "files are") == "2 files are"
     assert shorten("x" * 100, 10) == "'xxxxxx..."
-
-
-def test_misnamed_arguments_suggest_parameters() -> None:
-    def build(schema: str, hidden: int = 3, *, rate: float = 0.1) -> None: ...
-
-    def any_of(hidden: int = 3, **others: int) -> None: ...
-
-    assert misnamed(build, ["hidden", "rate"]) == misnamed(any_of, ["hiden"]) == misnamed(dict, ["hiden"]) == ""
-    assert (
-        misnamed(build, ["hiden", "x", "rates"])
-        == "; did you mean 'hidden' in place of 'hiden' and 'rate' in place of 'rates'?"
-    )
-    assert misnamed(object, ["x"]) == "; it takes none"
 
 
 @given(st.text(st.characters(codec="ascii") | st.sampled_from("äß²語𝄞")))

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import SpecError, TrainingError
-from penstock.messages import misnamed
 from penstock.storage import Storage
 from penstock.training.callbacks.registry import CALLBACKS
 from penstock.training.job import CallbackCode
@@ -215,6 +214,4 @@ def _made(entry: CallbackCode) -> Any:
     try:
         return kind(**params)
     except TypeError as error:
-        raise SpecError(
-            f"train.callbacks: {entry.name} cannot be made with {entry.params}: {error}{misnamed(kind, params)}"
-        ) from error
+        raise SpecError(f"train.callbacks: {entry.name} cannot be made with {entry.params}: {error}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import describe_error, misnamed
+from penstock.messages import describe_error
 from penstock.training.events import Event
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import TrainSpec
@@ -155,9 +155,8 @@ def build_user_model(code: UserCode, build: Callable[[], Any], params: Iterable[
     except SpecError:
         raise
     except TypeError as error:
-        meant = misnamed(code.load(), params) if params else ""
         raise SpecError(
-            f"train.params do not fit {code.target}: {error}{meant}", next_step="compare train.params with its arguments"
+            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with its arguments"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {describe_error(error)}") from error

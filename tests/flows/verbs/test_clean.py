@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from penstock.flows.verbs.status import collect_status, show_status
 from penstock.lease import hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, run_leases
-from penstock.temporary import own_folder, user_folder
 from penstock.training.registry.registry import REGISTRIES, WEIGHTS_TAG, KeepsAliases
 from penstock.training.tracking.mlflow_backend import connect
 from tests.tasks.retention.recorded_nights import nights
@@ -59,20 +57,6 @@ def test_dry_run_lists_what_clean_frees_and_changes_nothing(file: Path) -> None:
     assert told["freed"] == result["freed"] and told["freed_bytes"] == result["freed_bytes"] > 5000
     assert names(result, "run") == ["r01", "r02"] and told["kept"] == [{"run": "r03", "why": "the newest run"}]
     assert "goes   r01: last worked on " in "\n".join(said) and said[-1].startswith("would free 0.0 MB: 2 runs")
-
-
-def test_code_folders_of_dead_processes_are_removed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    old, living = user_folder() / "penstock_user_1", user_folder() / "penstock_user_2"
-    own_folder(old).close()
-    (old / "model.py").write_text("x = 1\n")
-    with own_folder(living):
-        told, said = cleaned(file, dry_run=True)
-        assert told["code_folders"] == [str(old)] and old.exists()
-        assert f"goes   {old}: code of a process that is gone" in said
-        assert cleaned(file)[0]["code_folders"] == [str(old)]
-        assert [*user_folder().iterdir()] == [living]
 
 
 def test_command_options_override_file(file: Path) -> None:

@@ -96,7 +96,7 @@ def test_failing_callback_is_named(tmp_path: Path, entry: Any, problem: str) -> 
     ("entry", "problem"),
     [
         (CallbackCode("early_stoping", {}), "did you mean"),
-        (CallbackCode("early_stopping", {"patienc": 3}), "did you mean 'patience' in place of 'patienc'?"),
+        (CallbackCode("early_stopping", {"patienc": 3}), "unexpected keyword argument 'patienc'"),
         (CallbackCode("early_stopping", {"patience": 0}), "patience is 1 or more"),
         (CallbackCode("early_stopping", {"metric": "val/accuracy"}), "better the higher it is"),
     ],
