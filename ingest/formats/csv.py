@@ -24,7 +24,7 @@ from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_head, open_span, open_stream, read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
-from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect, OnlyRows
+from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, MostlyNumbers, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8, misread
@@ -35,6 +35,9 @@ __all__ = ["CsvFormat", "CsvReader"]
 
 
 _BLOCK_BYTES = 4 << 20
+
+
+_CONVERT = "pandas.read_csv(FILE, comment='#', escapechar='\\\\').to_csv(NEW, index=False)"
 
 
 class CsvFormat(Format):
@@ -58,7 +61,7 @@ class CsvReader(Reader):
     def __init__(self, data: DataSpec, options: CsvOptions) -> None:
         self._form = Dialect(options)
         self._null_words = NullWords(self._form.null_words)
-        self._before_rows = 0 if options.header else 1
+        self._before_rows = options.skip_rows + (not options.header)
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = data.read_columns
 
@@ -68,9 +71,9 @@ class CsvReader(Reader):
 
     def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
         """See `Reader.look_through`."""
-        header, left_out = self._header(file), OnlyRows(self._form.options)
-        cells, rows, lines = self._seen(file, header, self._form.open(file, left_out), keep)
-        line_is_row = lines.count == rows + self._before_rows + left_out.emptied
+        header = self._header(file)
+        cells, rows, lines = self._seen(file, header, self._form.open(file), keep)
+        line_is_row = lines.count == rows + self._before_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         if not line_is_row and (problems := self._broken_records(file, header)):
             raise _broken(file, problems, header)
@@ -231,12 +234,14 @@ class CsvReader(Reader):
         batches = arrow_csv.open_csv(
             stream,
             read_options=arrow_csv.ReadOptions(
-                block_size=_BLOCK_BYTES, use_threads=False, column_names=self._form.options.header if is_first else header
+                block_size=_BLOCK_BYTES,
+                use_threads=False,
+                column_names=self._form.options.header if is_first else header,
+                skip_rows=self._form.options.skip_rows if is_first else 0,
             ),
             parse_options=arrow_csv.ParseOptions(
                 delimiter=self._form.delimiter(file),
-                quote_char=self._form.options.quote,
-                escape_char=self._form.options.escape or False,
+                quote_char=self._form.options.quote or False,
                 newlines_in_values=True,
             ),
             convert_options=arrow_csv.ConvertOptions(
@@ -315,7 +320,7 @@ class CsvReader(Reader):
 
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """See `Reader.lines`."""
-        seen, last = -1 - self._before_rows, max(rows, default=-1)  # a header is a record too
+        seen, last = -1 - (not self._form.options.header), max(rows, default=-1)  # a header is a record too
         found: dict[int, int] = {}
         for start, fields, _ in self._form.records(file):
             seen += bool(fields)
@@ -335,6 +340,10 @@ class CsvReader(Reader):
 def _broken(file: SourceFile, problems: list[str], header: list[str]) -> DataError:
     more = f" (and {len(problems) - 1} more such lines)" if len(problems) > 1 else ""
     advice = "repair the lines"
+    if "quote" in problems[0]:
+        advice += '; or if quotes enclose no fields in these files: data.csv: {quote: ""}'
+    if any("#" in problem or "\\" in problem for problem in problems[:3]):
+        advice += "; comments and escapes are not read: " + _CONVERT
     if len(header) == 1:
         advice += f"; or if {header[0]!r} in the first line names no column, leave that out: data.csv: {{skip_rows: 1}}"
     return DataError(f"{file.uri}: {problems[0]}{more}", problems=capped(problems[1:]), next_step=advice)

@@ -1,7 +1,6 @@
-"""How is a CSV file written: its delimiter, quotes, encoding, decimal mark, header, and the lines that are not rows?
+"""How is a CSV file written: its delimiter, quotes, encoding, decimal mark and header?
 
-The pipeline file declares it; nothing is guessed. Whatever the encoding, `Dialect.open` gives UTF-8, with lines that are not
-rows made empty, so that line numbers stay those of the file.
+The pipeline file declares it; nothing is guessed. Whatever the encoding, `Dialect.open` gives UTF-8.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from penstock.ingest.files.listing import SourceFile, extension_of
 from penstock.ingest.files.opening import can_be_cut, open_stream
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS
 
-__all__ = ["CsvOptions", "Dialect", "OnlyRows"]
+__all__ = ["CsvOptions", "Dialect"]
 
 Sign = Annotated[str, Field(min_length=1, max_length=1, pattern=r"^[\x00-\x7f]$")]
 """One ASCII character."""
@@ -34,18 +33,14 @@ class CsvOptions(Section):
 
     delimiter: Sign | None = None
     """What separates the fields. Without it a comma, and a tab in files named .tsv or .tab."""
-    quote: Sign = '"'
-    """What encloses a field that holds delimiters or lines; twice within such a field, it means itself."""
-    escape: Sign | None = None
-    """What makes the character after it plain."""
+    quote: Sign | Literal[""] = '"'
+    """What encloses a field that holds delimiters or lines; twice within such a field, it means itself. Empty: nothing does."""
     decimal: Literal[".", ","] = "."
     """The decimal mark of numbers. With a comma, `1,5` is a number and `1.5` is text."""
     encoding: str = "utf-8"
     """Of the text, by Python's name: `latin-1`, `cp1252`, `utf-16`."""
     header: list[str] | None = Field(default=None, min_length=1)
     """The names of all columns, for files that have no header line."""
-    comment: Sign | None = None
-    """A line that begins with it, outside quotes, is not a row."""
     nulls: list[str] | None = None
     """Words for a missing value in any column, also of text. Without it those of pandas (`NA`, `null`, `NaN`, ...) count as
     missing in columns other than text. An empty field is always missing."""
@@ -75,9 +70,7 @@ class Dialect:
 
     def can_be_cut(self, file: SourceFile) -> bool:
         """Whether reading may begin at any record: its begin is found from the bytes around it, which are the text's."""
-        of = self.options
-        plain = of.escape is None and of.comment is None and not of.skip_rows
-        return plain and codecs.lookup(of.encoding).name == "utf-8" and can_be_cut(file.uri)
+        return codecs.lookup(self.options.encoding).name == "utf-8" and can_be_cut(file.uri)
 
     @property
     def has_one_byte_letters(self) -> bool:
@@ -85,18 +78,12 @@ class Dialect:
         name = codecs.lookup(self.options.encoding).name
         return not name.startswith("utf") and len(bytes(range(128, 256)).decode(name, "replace")) == 128
 
-    def open(self, file: SourceFile, only_rows: OnlyRows | None = None) -> Any:
-        """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding.
-
-        Args:
-            only_rows: counts the lines that are left out.
-        """
+    def open(self, file: SourceFile) -> Any:
+        """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding."""
         stream = open_stream(file.uri)
         if codecs.lookup(self.options.encoding).name != "utf-8":
             stream = pa.transcoding_input_stream(stream, self.options.encoding, "utf8")
-        if self.options.comment is None and not self.options.skip_rows:
-            return stream
-        return pa.TransformInputStream(stream, only_rows or OnlyRows(self.options))
+        return stream
 
     def records(self, file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
         """Yield (first line of the record from 1, its fields, its problem) of every record, the header included."""
@@ -105,15 +92,15 @@ class Dialect:
         with self.open(file) as stream, io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="") as text:
             records = self.parsed(file, text, strict=True)
             while True:
-                start = records.line_num + 1
+                start = self.options.skip_rows + records.line_num + 1
                 try:
                     yield start, next(records), ""
                 except StopIteration:
                     return
                 except csv.Error:
                     # What is on one line is harmless: text after a closing quote, which the fast parser takes as it is.
-                    if records.line_num > start:
-                        last = records.line_num
+                    last = self.options.skip_rows + records.line_num
+                    if last > start:
                         yield (
                             start,
                             [],
@@ -121,9 +108,12 @@ class Dialect:
                         )
 
     def parsed(self, file: SourceFile, text: io.TextIOBase, *, strict: bool = False) -> Any:
-        """Return Python's parser of the text."""
-        of = self.options
-        return csv.reader(text, delimiter=self.delimiter(file), quotechar=of.quote, escapechar=of.escape, strict=strict)
+        """Return Python's parser of the lines after `skip_rows`."""
+        for _ in range(self.options.skip_rows):
+            text.readline()
+        if not self.options.quote:
+            return csv.reader(text, delimiter=self.delimiter(file), quoting=csv.QUOTE_NONE, strict=strict)
+        return csv.reader(text, delimiter=self.delimiter(file), quotechar=self.options.quote, strict=strict)
 
     def without_nulls(self, text: pa.Array) -> pa.Array:
         """Replace the words of `nulls` by null, in a column of any type."""
@@ -135,36 +125,3 @@ class Dialect:
             return text
         held = pc.replace_substring(text, ",", "\0")
         return pc.replace_substring(pc.replace_substring(held, ".", ","), "\0", ".")
-
-
-class OnlyRows:
-    """Makes comments and the first lines of a file empty, block by block."""
-
-    def __init__(self, options: CsvOptions) -> None:
-        self._skip = options.skip_rows
-        self._comment = (options.comment or "").encode()
-        self._quote = options.quote.encode()
-        self._quoted = False
-        self._drops: bool | None = None
-        """Whether the line that the last block has ended in is left out; None where a new one begins."""
-        self.emptied = 0
-
-    def __call__(self, block: pa.Buffer) -> bytes:
-        """Return the next bytes of the file without what is not a row."""
-        kept = []
-        # Not splitlines: bytes such as a carriage return alone may be part of a value.
-        *lines, rest = bytes(block).split(b"\n")
-        for line, has_end in [*((line, True) for line in lines), (rest, False)]:
-            if self._drops is None and (line or has_end):
-                text = line.removeprefix(codecs.BOM_UTF8)
-                is_comment = bool(self._comment) and not self._quoted and text.startswith(self._comment)
-                self._drops = self._skip > 0 or is_comment
-                self._skip = max(0, self._skip - 1)
-                self.emptied += self._drops
-            if not self._drops:
-                self._quoted ^= bool(line.count(self._quote) % 2)
-                kept.append(line)
-            if has_end:
-                kept.append(b"\n")
-                self._drops = None
-        return b"".join(kept)

@@ -116,6 +116,10 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
             "# of May\na,b\n1,2\n",
             "or if '# of May' in the first line names no column, leave that out: data.csv: {skip",
         ),
+        (
+            "a,b\n1,2\n# c\n",
+            "line 3 has 1 instead of 2 fields: '# c'\nNext: repair the lines; comments and escapes",
+        ),
         ("a,b\n1,2,\n3,4,\n", "line 2 has 3 instead of 2 fields"),
         ("a;b\n1;2\n", "separated by ';'"),
         ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
@@ -157,13 +161,13 @@ def test_all_bad_files_are_counted_and_twenty_are_listed(tmp_path: Path) -> None
     [
         ("n;x;s\n1;0,5;ä\n2;1,5;b,c\n", {"delimiter": ";", "decimal": ","}),
         ("n,x,s\n1,0.5,ä\n2,1.5,'b,c'\n", {"quote": "'"}),
-        ("n,x,s\n1,0.5,ä\n2,1.5,b\\,c\n", {"escape": "\\"}),
+        ("n\tx\ts\n1\t0.5\tä\n2\t1.5\tb,c\n", {"quote": "", "delimiter": "\t"}),
         ("n|x|s\n1|0.5|ä\n2|1.5|b,c\n".encode("latin-1"), {"delimiter": "|", "encoding": "latin-1"}),
         ('n,x,s\n1,0.5,ä\n2,1.5,"b,c"\n'.encode("utf-16"), {"encoding": "utf-16"}),
         ('1,0.5,ä\n2,1.5,"b,c"\n', {"header": ["n", "x", "s"]}),
-        ('made by hand\n\n# units\nn,x,s\n# one\n1,0.5,ä\n2,1.5,"b,c"\n', {"skip_rows": 2, "comment": "#"}),
+        ('made "by\n\nhand\nn,x,s\n1,0.5,ä\n2,1.5,"b,c"\n', {"skip_rows": 3}),
     ],
-    ids=["semicolon and comma", "quote", "escape", "latin-1", "utf-16", "no header", "comments"],
+    ids=["semicolon and comma", "quote", "no quotes", "latin-1", "utf-16", "no header", "lines above"],
 )
 def test_a_file_is_read_as_its_options_say(tmp_path: Path, content: str | bytes, options: dict[str, Any]) -> None:
     write_files(tmp_path, {"a.csv": content})
@@ -179,20 +183,28 @@ def test_a_file_of_utf8_among_those_of_another_encoding_is_named_and_not_misread
     assert f"b.csv: is UTF-8, not {encoding}: {letter!r} would be read as {wrong!r}" in text and "/a.csv" not in text
 
 
+def test_quotes_are_text_where_the_option_is_empty(tmp_path: Path) -> None:
+    lines = ['5" pipe\t1', '"quoted start\t2', 'end" of it\t3']
+    files: dict[str, str | bytes | pa.Table] = {"a.tsv": "\n".join(["s\tn", *lines])}
+    assert 'data.csv: {quote: ""}' in refusal(tmp_path, files)
+    table = read_rows(tmp_path, "csv", csv={"quote": ""})
+    assert table.to_pydict() == {"s": [line.split("\t")[0] for line in lines], "n": [1, 2, 3]}
+
+
 def test_words_for_missing_count_in_text_too_and_replace_the_usual_ones(tmp_path: Path) -> None:
     write_files(tmp_path, {"a.csv": "x,s\n1,?\n?,NA\n,b\n"})
     table = read_rows(tmp_path, "csv", csv={"nulls": ["?"]})
     assert table.to_pydict() == {"x": [1, None, None], "s": [None, "NA", "b"]}
 
 
-def test_lines_are_those_of_the_file_whatever_is_left_out(tmp_path: Path) -> None:
+def test_lines_count_from_the_first_of_the_file(tmp_path: Path) -> None:
     text = refusal(
         tmp_path,
-        {"a.csv": 'v2\n# c\n1;"a\n# in quotes"\n# d\n1,5;b\n'},
+        {"a.csv": 'v2\n1;"a\nb"\n1,5;b\n'},
         types={"n": "int64"},
-        csv={"skip_rows": 1, "comment": "#", "delimiter": ";", "decimal": ",", "header": ["n", "s"]},
+        csv={"skip_rows": 1, "delimiter": ";", "decimal": ",", "header": ["n", "s"]},
     )
-    assert "line 6 (row 1 from 0) holds '1,5' in column 'n', which does not read as int64" in text
+    assert "line 4 (row 1 from 0) holds '1,5' in column 'n', which does not read as int64" in text
     assert "a.csv: is not ascii" in refusal(tmp_path, {"a.csv": "a\nä\n"}, csv={"encoding": "ascii"})
     assert 'set data.csv: {delimiter: ";"}' in refusal(tmp_path, {"a.csv": "a;b\n1;2\n"})
     write_files(tmp_path, {"a.csv": "x;y\n1.500;1,5\n"})
