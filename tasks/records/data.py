@@ -151,20 +151,11 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
     if was is None or now is None:
         return {"column": name, "kind": "added" if was is None else "gone", "distance": None, "drifted": True, "summary": ""}
     nulls = [side.nulls / max(1, side.rows) for side in (was, now)]
-    entry: dict[str, Any] = {"column": name, "nulls_before": nulls[0], "nulls_after": nulls[1]}
     drifted = _moved(nulls[0], nulls[1], was.rows, now.rows)
     if was.count and now.count:
         apart, spread = now.mean - was.mean, was.std or now.std
         distance = apart / spread if spread else 0.0
         drifted |= abs(distance) > max(_NOTABLE_SHIFT, 3 * math.sqrt(1 / was.count + 1 / now.count))
-        entry |= {
-            "kind": "numbers",
-            "mean_before": was.mean,
-            "mean_after": now.mean,
-            "std_before": was.std,
-            "std_after": now.std,
-        }
-        entry |= {"low_before": was.low, "low_after": now.low, "high_before": was.high, "high_after": now.high}
         summary = f"mean {was.mean:.4g} -> {now.mean:.4g} ({distance:+.2f} of its standard deviation)"
     else:
         shares = [{value: count / max(1, side.rows) for value, count in (side.values or {}).items()} for side in (was, now)]
@@ -172,11 +163,11 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
         distance = sum(map(abs, apart_by.values())) / 2
         most = max(sorted(apart_by), key=lambda value: abs(apart_by[value]), default=None)
         drifted |= any(_moved(shares[0].get(v, 0.0), shares[1].get(v, 0.0), was.rows, now.rows) for v in apart_by)
-        entry |= {"kind": "text", "values_before": was.values, "values_after": now.values}
         summary = "" if most is None else f"{most!r} {shares[0].get(most, 0.0):.1%} -> {shares[1].get(most, 0.0):.1%}"
     if abs(nulls[0] - nulls[1]) > 0:
         summary = ", ".join(filter(None, [summary, f"nulls {nulls[0]:.1%} -> {nulls[1]:.1%}"]))
-    return {**entry, "distance": distance, "drifted": bool(drifted), "summary": summary}
+    kind = "numbers" if was.count and now.count else "text"
+    return {"column": name, "kind": kind, "distance": distance, "drifted": bool(drifted), "summary": summary}
 
 
 def _moved(was: float, now: float, rows_before: int, rows_after: int) -> bool:
