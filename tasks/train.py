@@ -107,10 +107,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:
             raise ctx.stopping.lost
-        points = [event for event in events if isinstance(event, Point)]
-        if points:
+        if points := [event for event in events if isinstance(event, Point)]:
             ctx.tracker.points(points)
-            ctx.on_points(points)
         publish(events, handlers)
 
     ctx.stopping.graceful = True
