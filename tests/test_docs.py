@@ -45,15 +45,6 @@ def block(page: str, heading: str) -> str:
     return section.split("```python\n")[1].split("```")[0]
 
 
-def test_the_objective_of_the_trees_page_gives_the_slope_of_cross_entropy() -> None:
-    names: dict[str, Any] = {}
-    exec(block("boosted.md", "An objective of your own"), names)
-    raw, labels = torch.tensor([-2.0, 0.0, 3.0], requires_grad=True), torch.tensor([0.0, 1.0, 1.0])
-    nn.functional.binary_cross_entropy_with_logits(raw, labels, reduction="sum").backward()
-    gradient, hessian = names["focal"](raw.detach().numpy(), labels.numpy())
-    assert raw.grad is not None and np.allclose(gradient, raw.grad.numpy()) and (hessian > 0).all()
-
-
 def test_the_gan_of_the_recipe_page_learns_with_both_of_its_optimizers() -> None:
     gans = {"Generator": lambda: nn.Linear(64, 9), "Critic": lambda: nn.Linear(9, 1), "softplus": nn.functional.softplus}
     names: dict[str, Any] = {"torch": torch, **gans}

@@ -45,8 +45,7 @@ class TrainSpec(Section):
     `transformers` (docs/transformers.md), `keras` (docs/keras.md), or the name that an installed package adds
     (docs/extend/framework.md)."""
     recipe: Annotated[str | None, OnResume.WARN] = None
-    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md). Boosted trees need none; for them
-    it names an objective."""
+    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md). Boosted trees have none."""
     loop: Annotated[str | None, OnResume.WARN] = None
     """`path/to/file.py:train_func`, instead of `recipe`: a function written for Ray Train, with no edit (docs/ray-train.md)."""
     params: Annotated[dict[str, Any], OnResume.WARN] = Field(default_factory=dict)

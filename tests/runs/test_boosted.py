@@ -29,9 +29,8 @@ def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path
     file = create_project(tmp_path / "project", "boosted")[0]
     page = (ROOT / "docs" / "boosted.md").read_text(encoding="utf-8")
     file.write_text(page.split("```yaml\n")[1].split("```")[0])
-    (file.parent / "objective.py").write_text(page.split("```python\n")[1].split("```")[0])
-    checked = Command("check", str(file), "--json", "--set", "train.recipe=objective.py:focal").finish()
-    assert (checked["status"], checked["batch"]["predict_shape"], list(checked["ships"])) == ("done", [2], ["objective.py"])
+    checked = Command("check", str(file), "--json").finish()
+    assert (checked["status"], checked["batch"]["predict_shape"]) == ("done", [2])
 
 
 @pytest.mark.drill

@@ -11,7 +11,7 @@ import torch
 from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.frameworks.boosted.library import Library, OwnObjective, ShardTable, Task
+from penstock.training.frameworks.boosted.library import Library, ShardTable, Task
 from penstock.training.frameworks.boosted.model import BoostedPredicts, loss_of
 from penstock.training.frameworks.boosted.rank import run_boosted_rank, without_patience
 from penstock.training.frameworks.boosted.rounds import PATIENCE, rounds_of
@@ -72,12 +72,12 @@ class BoostedFramework(OnWorkers):
         return (self._library.file,)
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
-        """Refuse parameters that keys of the pipeline file replace, and import the user's objective."""
+        """Refuse a recipe, and parameters that keys of the pipeline file replace."""
         problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
         unread = spec.set_by_user(_OF_OTHERS)
         problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
-        if ".py:" in str(spec.params.get("objective", "")):
-            problems.append("params.objective: name your own objective in train.recipe")
+        if spec.recipe is not None:
+            problems.append(f"recipe: trees need no code; params.objective names one of {self._library.name}'s")
         if not spec.set_by_user(["epochs"]) and spec.max_steps is None:
             problems.append("epochs is missing: it is the number of rounds, such as 200")
         if PATIENCE in spec.params and spec.checkpoint.best is None:
@@ -89,20 +89,18 @@ class BoostedFramework(OnWorkers):
                 next_step="correct the train section; docs/boosted.md has an example",
             )
         self._library.check(spec.params)
-        if code.target:
-            OwnObjective(code)
-        return BoostedPredicts(own=bool(code.target))
+        return BoostedPredicts()
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
         """Grow one round on the rows of a batch, too few for a base score."""
         params = without_patience(spec.params)
-        task = Task(schema, params, seed, max(1, int(spec.cpus_per_worker)), code)
+        task = Task(schema, params, seed, max(1, int(spec.cpus_per_worker)))
         shard = ShardTable(task.table, _OneBatch(batch))  # type: ignore[arg-type]  # the only method that a table calls
         trees = self._library.trees(task, shard, None, None, self._library.for_few_rows)
         trees.grow(0)
         output = torch.from_numpy(trees.predictions("train"))
         label = torch.from_numpy(next(shard.batches())[1])
-        loss = loss_of(output, label, schema, BoostedPredicts(own=task.own is not None).predicts)
+        loss = loss_of(output, label, schema)
         classes = schema.num_classes or 2
         leaves = self._library.most_leaves(params) * (1 if classes == 2 else classes) * rounds_of(spec)
         shape = list(output.shape)

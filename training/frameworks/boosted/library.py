@@ -12,74 +12,31 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError, SpecError, TrainingError
+from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import describe_error, did_you_mean
+from penstock.messages import did_you_mean
 from penstock.training.frameworks.boosted.table import FeatureTable, Floats
 from penstock.training.ranks import Group
-from penstock.usercode.capture import UserCode
 
-__all__ = ["Forest", "Library", "OwnObjective", "ShardTable", "Task", "Trees", "choose_objective", "refuse_unused"]
-
-
-class OwnObjective:
-    """The function that `train.recipe` names: `(predictions, labels) -> (gradient, hessian)`, arrays of float32.
-
-    Predictions are raw scores: [rows], or [rows, classes] for more than two classes. Labels are [rows].
-    """
-
-    def __init__(self, code: UserCode) -> None:
-        self._code = code
-        self._function = code.load()
-        if not callable(self._function):
-            raise SpecError(
-                f"train.recipe: {code.target} is not a function",
-                next_step="name a function (predictions, labels) -> (gradient, hessian), or leave train.recipe out",
-            )
-
-    def __call__(self, predictions: Floats, labels: Floats) -> tuple[Floats, Floats]:
-        """Compute both derivatives of each row's loss, shaped as `predictions`. Raises TrainingError if the code fails."""
-        target = self._code.target
-        try:
-            gradient, hessian = (np.asarray(part, np.float32) for part in self._function(predictions, labels))
-        except PenstockError:
-            raise
-        except Exception as error:  # the user's code
-            raise TrainingError(
-                f"{target} failed: {describe_error(error)}",
-                next_step="correct the function and run the same command again",
-            ) from error
-        if gradient.shape != predictions.shape or hessian.shape != predictions.shape:
-            raise TrainingError(
-                f"{target} returned shapes {gradient.shape} and {hessian.shape} for predictions of {predictions.shape}",
-                next_step="return the gradient and the hessian of each prediction",
-            )
-        return gradient, hessian
+__all__ = ["Forest", "Library", "ShardTable", "Task", "Trees", "choose_objective", "refuse_unused"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The data, the parameters and the objective of a training.
+    """The data and the parameters of a training.
 
     Attributes:
         schema: of the rows.
         params: the user's, by the library's names.
         seed: of all random draws.
         threads: of one rank.
-        code: of `train.recipe`; its target is empty without one.
     """
 
     schema: FeedSchema
     params: Mapping[str, Any]
     seed: int
     threads: int
-    code: UserCode
-
-    @cached_property
-    def own(self) -> OwnObjective | None:
-        """The user's objective."""
-        return OwnObjective(self.code) if self.code.target else None
 
     @cached_property
     def table(self) -> FeatureTable:
@@ -135,7 +92,7 @@ class Trees(Protocol):
         """Grow round `number`, from 0. A collective; its random draws depend on the seed and the number alone."""
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
-        """Predict this rank's rows: probabilities or values, raw scores with a user's objective. [rows] or [rows, classes]."""
+        """Predict this rank's rows: probabilities or values, [rows] or [rows, classes]."""
 
     def train_loss(self) -> float | None:
         """Mean over this rank's train rows, equal to `loss_of`; None where only predictions give it."""
@@ -171,7 +128,7 @@ class Library(ABC):
     trees_of: Callable[..., Trees]
     """Called with (params, task, train, validation, content of a checkpoint or None): begins, or continues."""
     forest: Callable[..., Forest]
-    """Called with (content, raw=...): trees from a file; `raw` gives raw scores, for a user's objective."""
+    """Called with the content of a file."""
     refusal: type[Exception]
     """The library's exception for wrong parameters or rows."""
     lost: tuple[str, ...]
@@ -261,12 +218,12 @@ def choose_objective(task: Task, fitting: Mapping[str, tuple[str, ...]], given: 
     """
     classes = task.schema.num_classes
     kind = "number" if classes is None else "binary" if classes == 2 else "classes"
-    if given is None or task.own is not None:
+    if given is None:
         return fitting[kind][0]
     if given not in fitting[kind]:
         found = "a number" if classes is None else f"one of {classes} classes"
         raise SpecError(
             f"train.params.objective is {given!r}, and the label {task.schema.label!r} is {found}",
-            next_step=f"leave it out, or choose one of {', '.join(fitting[kind])}; name your own in train.recipe",
+            next_step=f"leave it out, or choose one of {', '.join(fitting[kind])}",
         )
     return str(given)

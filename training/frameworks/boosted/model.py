@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
-from penstock.training.evaluation.metrics import prepare_predictions
 from penstock.training.frameworks.boosted.library import Forest, Library
 from penstock.training.frameworks.boosted.table import FeatureTable
 from penstock.training.model import ClassScores, ModelSpec, Predicts, TrainedModel
@@ -22,26 +19,18 @@ SMALLEST = 1e-7
 
 
 class BoostedPredicts(Predicts):
-    """How trees predict.
-
-    Args:
-        own: whether the objective is the user's; then predictions are raw scores.
-    """
-
-    def __init__(self, *, own: bool) -> None:
-        self._own = own
+    """How trees predict."""
 
     @property
     def predicts(self) -> ClassScores:
-        """Probabilities; raw scores with a user's objective."""
-        return "logits" if self._own else "probabilities"
+        """Probabilities."""
+        return "probabilities"
 
 
 class BoostedModel(BoostedPredicts, TrainedModel):
     """Grown trees."""
 
-    def __init__(self, schema: FeedSchema, forest: Forest, *, own: bool) -> None:
-        super().__init__(own=own)
+    def __init__(self, schema: FeedSchema, forest: Forest) -> None:
         self._schema, self._forest, self._table = schema, forest, FeatureTable(schema)
 
     def importance(self) -> dict[str, float]:
@@ -51,26 +40,23 @@ class BoostedModel(BoostedPredicts, TrainedModel):
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Compute the mean cross-entropy of classes, or squared error of numbers."""
         label = batch[self._table.label]
-        return loss_of(self.predict(batch, len(label)), label.reshape(-1), self._schema, self.predicts)
+        return loss_of(self.predict(batch, len(label)), label.reshape(-1), self._schema)
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Predict probabilities, values or raw scores, float32: [rows] or [rows, classes]."""
+        """Predict probabilities or values, float32: [rows] or [rows, classes]."""
         return torch.from_numpy(self._forest.predict(self._table.matrix(batch)).astype(np.float32, copy=False))
 
 
-def loss_of(output: Tensor, label: Tensor, schema: FeedSchema, predicts: ClassScores) -> Tensor:
+def loss_of(output: Tensor, label: Tensor, schema: FeedSchema) -> Tensor:
     """Compute the mean cross-entropy or squared error, whatever the objective, so that runs compare.
 
     Args:
-        output: predictions, [rows] or [rows, classes].
+        output: probabilities or values, [rows] or [rows, classes].
         label: class indices or numbers, [rows].
         schema: of the rows; names the kind of label.
-        predicts: kind of the predictions of classes.
     """
     if schema.num_classes is None:
         return torch.mean((output.double() - label.double()) ** 2)
-    if predicts == "logits":
-        output = prepare_predictions(output, schema)
     index = label.long()
     right = torch.where(index == 1, output, 1 - output) if output.ndim == 1 else output.gather(1, index[:, None])[:, 0]
     return -right.clamp_min(SMALLEST).log().mean(dtype=torch.float64)
@@ -78,6 +64,4 @@ def loss_of(output: Tensor, label: Tensor, schema: FeedSchema, predicts: ClassSc
 
 def load_boosted(library: Library, spec: ModelSpec, files: Storage) -> BoostedModel:
     """Load a trained model from the files of a checkpoint or a registered model."""
-    own = bool(spec.code.target)
-    forest: Any = library.forest(files.read_bytes(library.file), raw=own)
-    return BoostedModel(spec.feed_schema, forest, own=own)
+    return BoostedModel(spec.feed_schema, library.forest(files.read_bytes(library.file)))

@@ -47,7 +47,7 @@ def run_boosted_rank(
 
     Raises:
         SpecError: `checkpoint.best` is set, and the validation split holds no rows.
-        TrainingError: the user's objective fails, or the library refuses the parameters or the rows.
+        TrainingError: the library refuses the parameters or the rows.
     """
     start = start_rank(
         job,
@@ -60,7 +60,7 @@ def run_boosted_rank(
     if start.stopped:
         return start.result
     schema, params = job.manifest.feed_schema, without_patience(job.spec.params)
-    task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)), job.code)
+    task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)))
     validates = bool(job.manifest.rows.get("validation"))
     if job.spec.checkpoint.best is not None and not validates:
         raise SpecError(
@@ -69,14 +69,13 @@ def run_boosted_rank(
         )
     train = _shard(job, task, "train", group)
     validation = _shard(job, task, "validation", group) if validates else None
-    predicts = BoostedPredicts(own=task.own is not None)
-    metrics = validation_metrics(job.spec.checkpoint.best, schema, predicts)
+    metrics = validation_metrics(job.spec.checkpoint.best, schema, BoostedPredicts())
     content, best_round = group.together(lambda: _read(start.checkpoint, library))
     with ExitStack() as closes:
         first = FirstRank(job, *start.first_rank(closes, client), start.facts, library.file) if group.is_first else None
         network = closes.enter_context(library.joined(group, ray.util.get_node_ip_address()))
         trees = library.trees(task, train, validation, content, network)
-        parts = Parts(job, group, trees, train, validation, metrics, predicts, first)
+        parts = Parts(job, group, trees, train, validation, metrics, first)
         status, end = run_rounds(parts, start.state, best_round)
         written = first.finish() if first is not None else None
     return replace(start.result, status=status, state=end, checkpoint=written or start.result.checkpoint)

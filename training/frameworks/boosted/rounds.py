@@ -26,9 +26,7 @@ from penstock.training.frameworks.boosted.library import ShardTable, Trees
 from penstock.training.frameworks.boosted.model import loss_of
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
-from penstock.training.model import Predicts
 from penstock.training.not_a_number import not_a_number
-from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
 from penstock.training.state import TrainState
@@ -72,7 +70,6 @@ class Parts:
     train: ShardTable
     validation: ShardTable | None
     metrics: MetricSet
-    predicts: Predicts
     first: FirstRank | None
 
 
@@ -88,13 +85,11 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
     held_out = None
     if parts.validation is not None:
         held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
-    own = OwnValues(group, "train")
     while not _over(spec, state, best_round):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        with collecting(own):  # of an objective of the user's
-            parts.trees.grow(state.step)
+        parts.trees.grow(state.step)
         spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-        logged = own.totals()
+        logged: dict[str, float] = {}
         state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
         sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
         if held_out is not None:
@@ -139,7 +134,7 @@ def _loss_sum(
     output, schema = torch.from_numpy(parts.trees.predictions(split)), parts.job.manifest.feed_schema
     if metrics is not None and len(labels):
         metrics.update(output, {str(schema.label): labels})
-    return float(loss_of(output, labels, schema, parts.predicts.predicts)) * len(labels) if len(labels) else 0.0
+    return float(loss_of(output, labels, schema)) * len(labels) if len(labels) else 0.0
 
 
 class _Measured(NamedTuple):
@@ -182,7 +177,7 @@ class FirstRank:
         rows_per_s: float,
         logged: Mapping[str, float],
     ) -> None:
-        """Chart a round, with `logged`: values of the user's code and each rank's times."""
+        """Chart a round, with `logged`: each rank's times."""
         self._now = _Measured(state, best_round, values)
         if best_round.step == state.step:
             self._best = self._now

@@ -73,7 +73,7 @@ class LightgbmTrees:
     def __init__(
         self, params: dict[str, Any], task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None
     ) -> None:
-        self._own, self._seed = task.own, task.seed
+        self._seed = task.seed
         rows = _dataset(train, params)
         if content is not None:  # as lightgbm.train does for its init_model
             self._begun = lightgbm.Booster(model_str=content.decode())  # kept alive: the predictor holds only its address
@@ -81,7 +81,6 @@ class LightgbmTrees:
         self._booster = lightgbm.Booster(params, rows)
         if validation is not None:
             self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # with first scores
-        self._labels = np.asarray(rows.get_label(), np.float32)
         self._draws = any(params.get(name, 1) not in (1, 1.0, False) or params.get(name) is True for name in _FEATURE_DRAWS)
 
     def grow(self, number: int) -> None:
@@ -90,7 +89,7 @@ class LightgbmTrees:
             if self._draws:
                 seeds = {name: (self._seed + 7919 * number + place) % 2**31 for place, name in enumerate(_SEEDS)}
                 self._booster.reset_parameter(seeds)
-            self._booster.update(fobj=self._derivatives if self._own is not None else None)
+            self._booster.update()
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
         """Return the scores that lightgbm keeps from round to round, by a metric that gets them."""
@@ -103,29 +102,24 @@ class LightgbmTrees:
         self._booster.eval_train(collect) if split == "train" else self._booster.eval_valid(collect)
         return seen[0]
 
-    def train_loss(self) -> float | None:
+    def train_loss(self) -> float:
         """Round lightgbm's loss to single precision: its threads add up in any order."""
-        return None if self._own is not None else float(np.float32(self._booster.eval_train()[0][2]))
+        return float(np.float32(self._booster.eval_train()[0][2]))
 
     def content(self, rounds: int) -> bytes:
         """Encode as text, without values that differ from run to run."""
         return _OF_THIS_RUN.sub("", self._booster.model_to_string(num_iteration=rounds)).encode()
 
-    def _derivatives(self, scores: NDArray[Any], rows: lightgbm.Dataset) -> tuple[Floats, Floats]:
-        assert self._own is not None
-        return self._own(np.asarray(scores, np.float32), self._labels)
-
 
 class LightgbmForest:
     """See `penstock.training.frameworks.boosted.library.Forest`."""
 
-    def __init__(self, content: bytes, *, raw: bool) -> None:
-        self._booster, self._raw = lightgbm.Booster(model_str=content.decode()), raw
+    def __init__(self, content: bytes) -> None:
+        self._booster = lightgbm.Booster(model_str=content.decode())
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
         """Predict in this process, with as many threads as torch has here."""
-        made = self._booster.predict(matrix, raw_score=self._raw, num_threads=torch.get_num_threads())
-        return np.asarray(made)
+        return np.asarray(self._booster.predict(matrix, num_threads=torch.get_num_threads()))
 
     def gains(self) -> NDArray[np.float64]:
         """Sum the gains; 0 for a feature without a split."""
@@ -177,8 +171,7 @@ class LightgbmLibrary(Library):
             usual["force_row_wise"] = True  # else lightgbm times both, which is nondeterministic
         more = {"num_class": classes} if classes > 2 else {}
         metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
-        ours = {"metric": "None", "objective": "none"} if task.own else {"metric": metric, "objective": objective}
-        return {**usual, **more, **task.params, **ours}
+        return {**usual, **more, **task.params, "metric": metric, "objective": objective}
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Name the parameter that draws rows or drops trees."""

@@ -70,7 +70,6 @@ class XgboostTrees:
         self, params: dict[str, Any], task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None
     ) -> None:
         bins = int(params.get("max_bin", 256))
-        self._own, self._params = task.own, params
         self._rows = {"train": xgboost.QuantileDMatrix(_Rows(train), max_bin=bins)}
         if validation is not None:
             reference = self._rows["train"]
@@ -78,7 +77,6 @@ class XgboostTrees:
         start = bytearray(content) if content is not None else None
         self._booster = xgboost.Booster(params, list(self._rows.values()), model_file=start)
         refuse_unused("xgboost", task.params, {*_names_in(json.loads(self._booster.save_config())), *_OF_THE_PROCESS})
-        self._labels = self._rows["train"].get_label() if self._own else None
         self._draws = any(float(params.get(name, 1)) < 1 for name in _DRAWS)
 
     def grow(self, number: int) -> None:
@@ -89,18 +87,12 @@ class XgboostTrees:
                 self._booster.set_param("updater", _UPDATERS[0])
                 self._booster.save_config()  # which applies the change
                 self._booster.set_param("updater", _UPDATERS[1])
-        train = self._rows["train"]
         with LIBRARY.reraising():
-            if self._own is None or self._labels is None:
-                self._booster.update(train, number)
-            else:
-                scores = self._booster.predict(train, output_margin=True, training=True)
-                gradient, hessian = self._own(scores, self._labels)
-                self._booster.boost(train, number, grad=gradient, hess=hessian)
+            self._booster.update(self._rows["train"], number)
 
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
         """Predict; xgboost keeps the sums of leaves, so only the newest trees are evaluated."""
-        made: NDArray[Any] = self._booster.predict(self._rows[split], output_margin=self._own is not None)
+        made: NDArray[Any] = self._booster.predict(self._rows[split])
         return made
 
     def train_loss(self) -> None:
@@ -115,12 +107,12 @@ class XgboostTrees:
 class XgboostForest:
     """See `penstock.training.frameworks.boosted.library.Forest`."""
 
-    def __init__(self, content: bytes, *, raw: bool) -> None:
-        self._booster, self._raw = xgboost.Booster(model_file=bytearray(content)), raw
+    def __init__(self, content: bytes) -> None:
+        self._booster = xgboost.Booster(model_file=bytearray(content))
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
         """Predict in this process, with as many threads as torch has here."""
-        made: NDArray[Any] = self._booster.inplace_predict(matrix, predict_type="margin" if self._raw else "value")
+        made: NDArray[Any] = self._booster.inplace_predict(matrix)
         return made
 
     def gains(self) -> NDArray[np.float64]:
@@ -195,8 +187,6 @@ class XgboostLibrary(Library):
         objective = choose_objective(task, _FITTING, task.params.get("objective"))
         classes = task.schema.num_classes or 0
         more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
-        if task.own is not None:  # raw scores begin at zero
-            more["base_score"] = 0.5 if classes == 2 else 0.0
         usual = {"seed": task.seed, "seed_per_iteration": True, "nthread": task.threads, "tree_method": "hist"}
         return {**usual, **more, **task.params, "objective": objective}
 
