@@ -81,7 +81,7 @@ _OTHER_FORMATS = {
     ".avro": "set data.format: avro",
     ".orc": "set data.format: orc",
     ".wav .flac .ogg": "set data.format: audio",
-    ".tfrecord .tfrecords": "set data.format: tfrecord",
+    ".tfrecord .tfrecords": "read them in a function (tf.data, or the package tfrecord): data.format: python",
     ".db .sqlite .sqlite3": "set data.format: sql",
     ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
     ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",

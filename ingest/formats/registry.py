@@ -34,7 +34,6 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "orc": f"{_CONTAINERS}.orc:OrcFormat",
         "avro": f"{_CONTAINERS}.avro:AvroFormat",
         "audio": f"{_CONTAINERS}.audio:AudioFormat",
-        "tfrecord": f"{_CONTAINERS}.tfrecord:TFRecordFormat",
         "delta": f"{_SOURCES}.delta:DeltaFormat",
         "iceberg": f"{_SOURCES}.iceberg:IcebergFormat",
         "sql": f"{_SOURCES}.sql:SqlFormat",
