@@ -81,7 +81,7 @@ def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Two masks [rows]: rows that are null or have a null inside, and other rows that have NaN or an infinity.
 
     Args:
-        array: any type; what is inside lists is looked at only in fixed-shape tensors without null rows, and in `RaggedType`.
+        array: any type; entries of lists count only in fixed-shape tensors without null rows, and in `RaggedType`.
     """
     rows = len(array)
     if isinstance(array.type, ImageType):
@@ -221,30 +221,26 @@ def _is_span(kind: pa.DataType) -> bool:
 def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
     kind = array.type
     example = f", not {value_text(array, 0)}" if is_text(kind) and len(array) else ""
-    numbers_as_text = f'if it holds numbers, cast: {{{in_yaml(name)}: float64}}, data.csv: {{decimal: ","}} or map_batches'
+    column = in_yaml(name)
     if is_label and is_text(kind):
         return DataError(
             f"the label {name!r} is text; training needs class indices or numbers{example}",
-            next_step="add the transform `- label_encoder: {}`, which turns class names into class indices; " + numbers_as_text,
+            next_step=f"add the transform `- label_encoder: {{}}` for classes, or cast: {{{column}: float64}} for numbers",
         )
-    leave = f"leave it out (drop: [{in_yaml(name)}])"
     if is_text(kind):
-        advice = f"encode it (one_hot or ordinal: {{columns: [{in_yaml(name)}]}}); {numbers_as_text}; or {leave}"
-    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds since 1970; or {leave}"
-    elif _is_span(kind):
-        advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds; or {leave}"
-    elif pa.types.is_decimal(kind):
-        advice = f"cast: {{{in_yaml(name)}: float64}}, or {leave}"
+        numbers_as_text = f'if it holds numbers, cast: {{{column}: float64}}, data.csv: {{decimal: ","}}'
+        advice = f"encode it (one_hot or ordinal: {{columns: [{column}]}}); {numbers_as_text}"
+    elif pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        advice = f"cast: {{{column}: float64}} (times become seconds, of dates since 1970)"
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
-        advice = f"decode_image: {{column: {in_yaml(name)}}} if it holds images, map_batches, or {leave}"
+        advice = f"decode_image: {{column: {column}}} if it holds images"
     elif pa.types.is_struct(kind):
-        advice = f"flatten: {{columns: [{in_yaml(name)}]}} makes columns of its fields; or {leave}"
+        advice = f"flatten: {{columns: [{column}]}} makes columns of its fields"
     elif _is_list(kind) and is_text(kind.value_type):
-        advice = f"hashing: {{columns: [{in_yaml(name)}], buckets: 64}} counts its words by their hash; map_batches, or {leave}"
+        advice = f"hashing: {{columns: [{column}], buckets: 64}} counts its words by their hash"
     else:
-        advice = f"use map_batches, or {leave}"
+        advice = "make numbers of it"
     return DataError(
         f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers{example}",
-        next_step=advice,
+        next_step=f"{advice}, in map_batches too; or leave it out (drop: [{column}])",
     )

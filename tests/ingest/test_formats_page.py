@@ -103,7 +103,7 @@ def test_numbers_written_as_text_are_refused_with_what_reads_them(tmp_path: Path
     read = read_rows(tmp_path, "csv", csv={"delimiter": ";"})
     with pytest.raises(DataError, match=f"every column must hold numbers, not '{cells[0]}'") as refused:
         transform_table(read.select(["x"]))
-    assert 'cast: {x: float64}, data.csv: {decimal: ","} or map_batches' in refused.value.next_step
+    assert 'cast: {x: float64}, data.csv: {decimal: ","}' in refused.value.next_step
     if "," in cells[0]:
         read = read_rows(tmp_path, "csv", csv={"delimiter": ";", "decimal": ","})
         assert transform_table(read.select(["x"]))["x"].to_pylist() == [1.5, 0.25, 7]

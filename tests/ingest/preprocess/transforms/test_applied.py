@@ -500,7 +500,7 @@ def test_unequal_lists_name_first_row() -> None:
         (pa.array([1], pa.duration("s")), "cast: {x: float64}"),
         (pa.array([1], pa.time64("us")), "cast: {x: float64}"),
         (pa.array([["a"], ["b", "c"]]), "hashing: {columns: [x], buckets: 64}"),
-        (pa.array([[[("a", 1)]]], pa.list_(pa.map_(pa.string(), pa.int64()))), "use map_batches"),
+        (pa.array([[[("a", 1)]]], pa.list_(pa.map_(pa.string(), pa.int64()))), "map_batches"),
         (pa.array([b"abc"]), "decode_image: {column: x}"),
         (pa.array([{"a": 1}]), "drop: [x]"),
         (pa.array([["a"]]), "drop: [x]"),
