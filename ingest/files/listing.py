@@ -59,7 +59,10 @@ _OTHERS_FOLDERS = {
 
 _TABLE_FORMATS = {
     "Delta": ("_delta_log/*", "data.format: delta"),
-    "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
+    "Iceberg": (
+        "metadata/*.metadata.json",
+        "yield table.scan(snapshot_id=...).to_arrow_batch_reader() of pyiceberg from a function: data.format: python",
+    ),
     "Hudi": (
         ".hoodie/*",
         "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",

@@ -35,7 +35,6 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "avro": f"{_CONTAINERS}.avro:AvroFormat",
         "audio": f"{_CONTAINERS}.audio:AudioFormat",
         "delta": f"{_SOURCES}.delta:DeltaFormat",
-        "iceberg": f"{_SOURCES}.iceberg:IcebergFormat",
         "sql": f"{_SOURCES}.sql:SqlFormat",
         "python": "penstock.ingest.formats.python:PythonFormat",
     },
