@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from penstock.config import Section, added_sections
+from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
@@ -101,7 +100,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
     for override in overrides:
         problems += _apply(data, override, origins)
-    spec, found = _validated(data, problems)
+    spec, found = _validated(data)
     problems += found
     if problems or spec is None:
         shown = [
@@ -120,8 +119,8 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     return LoadedSpec(spec, path, overrides, leaves)
 
 
-def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[PipelineSpec | None, list[Problem]]:
-    """Validate; return the spec, if its form is right, and the problems besides `known`."""
+def _validated(data: dict[str, Any]) -> tuple[PipelineSpec | None, list[Problem]]:
+    """Validate; return the spec, if its form is right, and the problems."""
     booleans = [*_booleans(data, PipelineSpec, ())]
     try:
         spec = PipelineSpec.model_validate(data)
@@ -131,10 +130,7 @@ def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[Pipeline
             *booleans,
             *(each for each in described if not any(f"{at}.".startswith(f"{each[0]}.") for at, _ in booleans)),
         ]
-    problems = [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
-    if not problems and not known:
-        problems += _variant_problems(data, spec)
-    return spec, problems
+    return spec, [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
 
 
 _BOOLEAN = "{!r}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; write a number"
@@ -202,24 +198,6 @@ def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
         _apply(data, override, {})
     data.pop("tune", None)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _variant_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[Problem]:
-    """Put every value that a section names for another key into the file, one at a time, and check the result."""
-    for entry, key, values in (variant for section in added_sections(spec) for variant in section.variants()):
-        for value in values:
-            trial = copy.deepcopy(data)
-            found = [message for _, message in _apply(trial, as_override(key, value), {})]
-            found += [message for path, message in _booleans(trial, PipelineSpec, ()) if path == key]
-            try:
-                changed = None if found else PipelineSpec.model_validate(trial)
-                found += [f"{path}: {message}" for path, message in (cross_check(changed) if changed is not None else ())]
-            except ValidationError as error:
-                described = [_describe(item, trial) for item in error.errors(include_url=False)]
-                found += [message if path == key else f"{path}: {message}" for path, message in described]
-            if found:
-                yield entry, found[0]
-                break
 
 
 _NAMED_FILES = 5

@@ -42,10 +42,6 @@ class PluginSection(Section):
         """Return (path, message) for every rule between the section and the rest of `spec` that is broken."""
         return []
 
-    def variants(self) -> Iterator[tuple[str, str, Sequence[Any]]]:
-        """Yield (path of an entry of the section, key of the file, values): each value is tried in the file."""
-        yield from ()
-
     def check_metrics(self, measured: Sequence[str]) -> None:
         """Raise SpecError if the section names a metric that validation does not measure."""
 

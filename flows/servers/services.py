@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -50,10 +49,6 @@ _CHECK_EVERY_S = 1.0
 
 _BOOT_S = 120.0
 """A first start creates the database: 15 s were seen on two busy cores."""
-
-
-_ROOM_BYTES = 4 << 20
-"""With less, the server, whose empty database has 2 MB, ends without a message: its log is on the same disk."""
 
 
 class PrefectService(NamedTuple):
@@ -110,8 +105,6 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
                 yield PrefectService(server.url, server.ui_url, embedded=True)
             except Exception as error:  # Prefect has many classes for a lost server
                 may_be_its = not isinstance(error, PenstockError) or isinstance(error, ServiceError)
-                if may_be_its and (full := _full_disk(files, "fails", "free some space there, and run the same command again")):
-                    raise full from error
                 if may_be_its and not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise
@@ -138,9 +131,6 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     meanwhile()
                 return info
             time.sleep(0.05)
-    full = _full_disk(files, "cannot start", "free some space there, or set PREFECT_API_URL to a running server")
-    if full is not None:
-        raise full
     ended = child is not None and child.poll() is not None
     raise ServiceError(
         "the embedded Prefect server ended while it started"
@@ -179,15 +169,6 @@ def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
-
-
-def _full_disk(files: ServerFiles, what: str, next_step: str) -> ServiceError | None:
-    """Return the error of a server whose disk is full, or None if there is space."""
-    free = shutil.disk_usage(files.home).free
-    if free >= _ROOM_BYTES:
-        return None
-    message = f"the embedded Prefect server {what}: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)"
-    return ServiceError(message, next_step=next_step)
 
 
 def _server_died(files: ServerFiles, server: ServerInfo) -> ServiceError:

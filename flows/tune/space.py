@@ -41,20 +41,23 @@ def describe_space(loaded: LoadedSpec) -> str:
 
 
 def check_space(loaded: LoadedSpec) -> None:
-    """Let the recipe take one value of each key: whether `train.params.hiden` exists, its constructor alone knows.
+    """Check every listed value of each key, or both ends of its range, and let the recipe take the first of them.
+
+    Whether `train.params.hiden` exists, the recipe's constructor alone knows.
 
     Raises:
-        SpecError: a key that the recipe does not take; all of them are named.
+        SpecError: values that the file or the recipe does not take; one of each key is named.
         PreflightError: Optuna is needed and not installed.
     """
     section, problems = tune_spec(loaded), list[str]()
     check_library(section, loaded.origins)
     for key, dimension in section.space.items():
         try:
-            trial = load_trial(loaded, {key: dimension.extremes[0]})
-            check_recipe(trial.project)
+            trials = [load_trial(loaded, {key: value}) for value in dimension.extremes]
+            check_recipe(trials[0].project)
         except SpecError as error:
-            problems.append(f"tune.space.{key}: {'; '.join(error.problems) or error.message}")
+            found = [problem.removeprefix(f"--set {key}: ") for problem in error.problems]
+            problems.append(f"tune.space.{key}: {'; '.join(found) or error.message}")
     if problems:
         raise SpecError(
             f"{loaded.file.name}: {counted(len(problems), 'value')} of the section tune cannot be used",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -114,10 +114,6 @@ class TuneSpec(PluginSection):
         if problem := mode_problem(self.metric, self.mode):
             found.append(("tune.mode", problem))
         return found
-
-    def variants(self) -> Iterator[tuple[str, str, Sequence[Any]]]:
-        """Yield every key with its listed values, or both ends of its range."""
-        yield from ((f"tune.space.{key}", key, dimension.extremes) for key, dimension in self.space.items())
 
     def check_metrics(self, measured: Sequence[str]) -> None:
         """Raise SpecError before a sweep trains trials whose metric is missing."""

@@ -19,7 +19,6 @@ from penstock.flows.servers.services import check_mlflow_answers, prefect_api, t
 from penstock.flows.verbs import ui
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_store import mlflow_uri
-from tests import ROOT
 
 
 def test_telemetry_is_off_unless_the_user_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,45 +117,3 @@ def test_missing_mlflow_server_is_named_before_start(monkeypatch: pytest.MonkeyP
     assert "hunter2" not in str(told.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///nowhere.db")
     check_mlflow_answers()
-
-
-def on_a_small_disk(folder: Path, prepare: str, run: str) -> str:
-    """What a Python program says to stderr whose first argument is `folder`, a disk of its own that `prepare` mounts."""
-    words = ["unshare", "-m", "sh", "-c", f'{prepare} && exec "$PYTHON" -c "$RUN" "$1"', "sh", str(folder)]
-    environment = {**os.environ, "RUN": run, "PYTHON": sys.executable}
-    environment.pop("PREFECT_API_URL", None)
-    ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "unshare:" in ended.stderr or "mount:" in ended.stderr:
-        pytest.skip(ended.stderr.strip())
-    return ended.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
-def test_full_disk_is_named_when_the_server_cannot_start(tmp_path: Path) -> None:
-    run = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api as api\n"
-    run += "with api(Path(sys.argv[1])): pass"
-    small = 'mount -t tmpfs -o size=3m none "$1" && head -c 2900000 /dev/zero > "$1/other"'
-    said = on_a_small_disk(tmp_path, small, run)
-    assert f"cannot start: the disk of {tmp_path}/prefect is full (0." in said, said
-
-
-@pytest.mark.drill
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
-def test_full_disk_is_named_instead_of_server_error(tmp_path: Path) -> None:
-    run = """
-import contextlib, sys
-from pathlib import Path
-from penstock.flows.servers.services import prefect_api
-with prefect_api(Path(sys.argv[1])):
-    from prefect.client.orchestration import get_client
-    with contextlib.suppress(OSError), open(sys.argv[1] + "/other", "wb", buffering=0) as other:
-        while True:
-            other.write(bytes(1 << 16))
-    with get_client(sync_client=True) as client:
-        for number in range(1000):  # the first ones may still fit into the database's own pages
-            client.create_flow_from_name(f"flow-{number}")
-"""
-    run = "import os; os.environ['PREFECT_CLIENT_MAX_RETRIES'] = '0'\n" + run
-    said = on_a_small_disk(tmp_path, 'mount -t tmpfs -o size=24m none "$1"', run)
-    assert f"the embedded Prefect server fails: the disk of {tmp_path}/prefect is full (0." in said, said[-2000:]
-    assert "500 Internal Server Error" in said, "that is what the server had answered"

@@ -27,14 +27,15 @@ def with_space(folder: Path, space: str) -> Path:
     ("space", "says"),
     [
         ("train.lerning_rate: {choice: [1]}", "tune.space.train.lerning_rate: unknown key; did you mean 'learning_rate'?"),
-        ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: train.batch_rows: 33 does not divide over 2"),
+        ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: 33 does not divide over 2"),
         ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
+        ("train.epochs: {choice: [3, yes]}", "tune.space.train.epochs: True: this is a number"),
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
     ],
 )
 def test_space_names_a_bad_key_or_value(tmp_path: Path, space: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
-        load_spec(with_space(tmp_path, space))
+        check_space(load_spec(with_space(tmp_path, space)))
     (problem,) = refused.value.problems
     assert says in problem
 
