@@ -31,10 +31,11 @@ _DECIDED = {
     **dict.fromkeys(("nthread", "n_jobs", "num_threads"), "train.cpus_per_worker is the number of threads"),
     **dict.fromkeys(("seed", "random_state"), "shuffle.seed is the seed"),
     "num_class": "the label decides the number of classes",
-    "device": "trees are trained on CPUs",
-    "eval_metric": "train.checkpoint.best and evaluate.metrics name the metrics",
-    "metric": "train.checkpoint.best and evaluate.metrics name the metrics",
+    **dict.fromkeys(("device", "device_type"), "trees are trained on CPUs"),
+    **dict.fromkeys(("eval_metric", "metric"), "train.checkpoint.best and evaluate.metrics name the metrics"),
+    "early_stopping_round": f"write {PATIENCE}",
 }
+"""Parameter, by the library's main name -> the key of the pipeline file that replaces it."""
 
 _OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate", "start_from")
 
@@ -73,13 +74,18 @@ class BoostedFramework(OnWorkers):
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Refuse a recipe, and parameters that keys of the pipeline file replace."""
-        problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
+        main = {name: self._library.main_name(name) for name in spec.params if name != PATIENCE}
+        problems = [f"params.{name}: {_DECIDED[main[name]]}" for name in main if main[name] in _DECIDED]
+        names = [*main.values()]
+        problems += [f"params.{name}: {main[name]} is given twice" for name in main if names.count(main[name]) > 1]
         unread = spec.set_by_user(_OF_OTHERS)
         problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
         if spec.recipe is not None:
             problems.append(f"recipe: trees need no code; params.objective names one of {self._library.name}'s")
         if not spec.set_by_user(["epochs"]) and spec.max_steps is None:
             problems.append("epochs is missing: it is the number of rounds, such as 200")
+        if spec.checkpoint.best is not None and self._library.changes_earlier_trees(spec.params):
+            problems.append("checkpoint.best: DART changes the trees of earlier rounds, so the best round is lost; take it out")
         if PATIENCE in spec.params and spec.checkpoint.best is None:
             problems.append(f"params.{PATIENCE} needs checkpoint.best, such as {{metric: val/loss, mode: min}}")
         if problems:

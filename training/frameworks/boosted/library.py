@@ -154,6 +154,14 @@ class Library(ABC):
     def _joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
         """Connect more than one rank; see `joined`."""
 
+    @abstractmethod
+    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
+        """Whether a round changes the trees of the rounds before it: DART."""
+
+    def main_name(self, name: str) -> str:
+        """Return the name of a parameter that has several."""
+        return name
+
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Explain why a continued training differs from an undisturbed one; None if it does not."""
         return None

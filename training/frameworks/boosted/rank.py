@@ -13,6 +13,7 @@ from penstock.errors import SpecError
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
+from penstock.messages import counted
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.frameworks.boosted.library import Library, ShardTable, Task
@@ -46,7 +47,7 @@ def run_boosted_rank(
         job, group, client, stop, restart: as of `penstock.training.on_ray.worker.run_rank`.
 
     Raises:
-        SpecError: `checkpoint.best` is set, and the validation split holds no rows.
+        SpecError: a split holds fewer rows than there are workers, or `checkpoint.best` is set and nothing validates.
         TrainingError: the library refuses the parameters or the rows.
     """
     start = start_rank(
@@ -67,6 +68,12 @@ def run_boosted_rank(
             f"train.checkpoint.best.metric is {job.spec.checkpoint.best.metric!r}, and the validation split holds no rows",
             next_step="give the data a larger validation split: data.validation",
         )
+    for split in ("train", "validation"):
+        if 0 < (rows := job.manifest.rows.get(split, 0)) < group.world_size:
+            raise SpecError(
+                f"the {split} split holds {counted(rows, 'row')}, and each of {group.world_size} workers needs one",
+                next_step=f"set train.workers to {rows}, or give the data more {split} rows",
+            )
     train = _shard(job, task, "train", group)
     validation = _shard(job, task, "validation", group) if validates else None
     metrics = validation_metrics(job.spec.checkpoint.best, schema, BoostedPredicts())

@@ -45,20 +45,26 @@ _FITTING = {
     ),
 }
 
-_BOOSTING = ("boosting", "boosting_type", "boost")
+_ROW_SHARES = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
 
-_ROW_SHARES = ("bagging_fraction", "sub_row", "subsample", "bagging", "pos_bagging_fraction", "neg_bagging_fraction")
+_FEATURE_DRAWS = ("feature_fraction", "feature_fraction_bynode", "extra_trees")
 
-_FEATURE_DRAWS = (
-    "feature_fraction",
-    "sub_feature",
-    "colsample_bytree",
-    "feature_fraction_bynode",
-    "sub_feature_bynode",
-    "colsample_bynode",
-    "extra_trees",
-    "extra_tree",
+_OF_ITS_COMMAND = (
+    *("config", "task", "data", "valid", "input_model", "output_model", "output_result", "snapshot_freq", "save_binary"),
+    *("convert_model", "convert_model_language", "header", "label_column", "weight_column", "group_column", "ignore_column"),
 )
+"""Read by lightgbm's own command alone."""
+
+_UNKEPT = ("use_quantized_grad", "cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy")
+
+_OF_THE_RANKS = ("tree_learner", "machines", "machine_list_filename", "num_machines", "local_listen_port", "pre_partition")
+
+_MAIN_NAMES = {alias: name for name, aliases in _ConfigAliases._get_all_param_aliases().items() for alias in (name, *aliases)}
+
+
+def _by_main_name(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {_MAIN_NAMES.get(name, name): value for name, value in params.items()}
+
 
 _OF_THIS_RUN = re.compile(r"\nparameters:.*?end of parameters\n|\npandas_categorical:[^\n]*", re.DOTALL)
 """Addresses and threads of the ranks, in a model's text."""
@@ -108,7 +114,9 @@ class LightgbmTrees:
 
     def content(self, rounds: int) -> bytes:
         """Encode as text, without values that differ from run to run."""
-        return _OF_THIS_RUN.sub("", self._booster.model_to_string(num_iteration=rounds)).encode()
+        # Read once: a tree without a split, once read, is written differently.
+        read = lightgbm.Booster(model_str=self._booster.model_to_string(num_iteration=rounds))
+        return _OF_THIS_RUN.sub("", read.model_to_string()).encode()
 
 
 class LightgbmForest:
@@ -154,38 +162,49 @@ class LightgbmLibrary(Library):
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Refuse parameters that are unknown, cannot be resumed or are nondeterministic."""
-        aliases = _ConfigAliases._get_all_param_aliases()
-        refuse_unused("lightgbm", params, {*aliases, *(alias for others in aliases.values() for alias in others)})
-        for name in _BOOSTING:
-            if params.get(name) in ("rf", "random_forest"):
-                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot continue from a checkpoint")
+        refuse_unused("lightgbm", params, _MAIN_NAMES)
+        for name in (name for name in params if _MAIN_NAMES[name] in _OF_ITS_COMMAND):
+            raise SpecError(f"train.params.{name}: only lightgbm's own command reads it; take it out")
+        for name in (name for name in params if _MAIN_NAMES[name] in _OF_THE_RANKS):
+            raise SpecError(f"train.params.{name}: penstock connects the workers, each with its rows; take it out")
+        params = _by_main_name(params)
+        if params.get("boosting") in ("rf", "random_forest"):
+            raise SpecError(f"train.params.boosting is {params['boosting']!r}: a forest cannot continue from a checkpoint")
         if params.get("deterministic") is False:
             raise SpecError("train.params.deterministic is false: a continued training would differ; take it out")
 
     def settings(self, task: Task) -> dict[str, Any]:
         """See `Library.settings`."""
-        objective = choose_objective(task, _FITTING, task.params.get("objective"))
+        params = _by_main_name(task.params)
+        objective = choose_objective(task, _FITTING, params.get("objective"))
         classes = task.schema.num_classes or 0
         usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
-        if not task.params.get("force_col_wise"):
+        if not params.get("force_col_wise"):
             usual["force_row_wise"] = True  # else lightgbm times both, which is nondeterministic
         more = {"num_class": classes} if classes > 2 else {}
         metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
-        return {**usual, **more, **task.params, "metric": metric, "objective": objective}
+        return {**usual, **more, **params, "metric": metric, "objective": objective}
+
+    def main_name(self, name: str) -> str:
+        """See `Library.main_name`."""
+        return _MAIN_NAMES.get(name, name)
+
+    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
+        """See `Library.changes_earlier_trees`."""
+        return _by_main_name(params).get("boosting") == "dart"
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
-        """Name the parameter that draws rows or drops trees."""
-        for name in _ROW_SHARES:
-            if float(params.get(name, 1)) < 1:
-                return f"lightgbm does not keep the state of {name}"
-        for name in (*_BOOSTING, "data_sample_strategy"):
-            if params.get(name) in ("dart", "goss"):
-                return f"lightgbm does not keep the state of {params[name]}"
-        return None
+        """Name the parameter whose state lightgbm does not keep from round to round."""
+        params = _by_main_name(params)
+        drawn = [name for name in _ROW_SHARES if float(params.get(name, 1)) < 1]
+        drawn += [name for name in ("boosting", "data_sample_strategy") if params.get(name) in ("dart", "goss")]
+        drawn += [name for name in _UNKEPT if params.get(name)]
+        names = [params[name] if isinstance(params[name], str) else name for name in drawn]
+        return f"lightgbm does not keep the state of {' and '.join(names)}" if names else None
 
     def most_leaves(self, params: Mapping[str, Any]) -> int:
         """Return `num_leaves`."""
-        return int(params.get("num_leaves", 31))
+        return int(_by_main_name(params).get("num_leaves", 31))
 
     @contextmanager
     def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:

@@ -181,6 +181,12 @@ class XgboostLibrary(Library):
         for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
             if name in params and params[name] not in known:
                 raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
+        if not params.get("seed_per_iteration", True):
+            raise SpecError("train.params.seed_per_iteration is false: a continued training would differ; take it out")
+
+    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
+        """See `Library.changes_earlier_trees`."""
+        return params.get("booster") == "dart"
 
     def settings(self, task: Task) -> dict[str, Any]:
         """See `Library.settings`."""

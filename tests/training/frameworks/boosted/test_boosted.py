@@ -147,6 +147,67 @@ def test_patience_ends_training_with_best_round_kept(tmp_path: Path, name: str) 
     assert found.metrics["val/loss"] == pytest.approx(min(losses), rel=1e-4)
 
 
+def test_fewer_rows_than_workers_are_refused(tmp_path: Path) -> None:
+    job = boosted(tmp_path, "xgboost", "few")
+    few = replace(job, manifest=job.manifest.model_copy(update={"rows": {**job.manifest.rows, "validation": 1}}))
+    found = run_ranks(boost, 2, [("xgboost", few)])[0]
+    assert "the validation split holds 1 row, and each of 2 workers needs one" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("lightgbm", {"max_iter": 9}, "train.params.max_iter: train.epochs is the number of rounds"),
+        ("lightgbm", {"random_seed": 1}, "train.params.random_seed: shuffle.seed is the seed"),
+        ("lightgbm", {"early_stopping_round": 3}, "train.params.early_stopping_round: write early_stopping_rounds"),
+        ("lightgbm", {"loss": "l1", "app": "l1"}, "train.params.loss: objective is given twice"),
+        ("lightgbm", {"config_file": "a"}, "train.params.config_file: only lightgbm's own command reads it; take it out"),
+        ("lightgbm", {"tree": "voting"}, "train.params.tree: penstock connects the workers, each with its rows; take it out"),
+        ("lightgbm", {"boost": "rf"}, "train.params.boosting is 'rf': a forest cannot continue from a checkpoint"),
+        ("lightgbm", {"boost": "dart"}, "train.checkpoint.best: DART changes the trees of earlier rounds"),
+        ("xgboost", {"booster": "dart"}, "train.checkpoint.best: DART changes the trees of earlier rounds"),
+        ("xgboost", {"seed_per_iteration": False}, "train.params.seed_per_iteration is false: a continued training"),
+    ],
+)
+def test_any_name_of_a_param_is_checked(name: str, params: dict[str, Any], says: str) -> None:
+    spec = TrainSpec.model_validate({"framework": name, "epochs": 5, "params": params, "checkpoint": {"best": BEST}})
+    with pytest.raises(SpecError) as raised:
+        FRAMEWORKS.get(name).check(NO_CODE, spec)
+    assert says in " ".join((raised.value.message, *raised.value.problems))
+
+
+def test_lightgbm_objective_by_other_name_is_trained() -> None:
+    schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="float32"),), label="y")
+    settings = library("lightgbm").settings(Task(schema, {"application": "quantile", "alpha": 0.9}, 7, 1))
+    assert settings["objective"] == "quantile" and "application" not in settings
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"use_quantized_grad": True}, False),
+        ({"cegb_penalty_feature_lazy": [0.1, 0.1]}, False),
+        ({"sub_row": 0.5, "bagging_freq": 1}, False),
+        ({"min_gain_to_split": 3, "learning_rate": 0.5}, True),  # trees without a split
+    ],
+)
+def test_lightgbm_says_whether_it_continues_exactly(params: dict[str, Any], kept: bool) -> None:
+    columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
+    task = Task(FeedSchema(columns=columns, label="label", num_classes=3), {**params, "min_data_in_leaf": 5}, 7, 1)
+    rows: Any = Rows(3)
+    lightgbm = library("lightgbm")
+
+    def grown(content: bytes | None, first: int, last: int) -> bytes:
+        trees = lightgbm.trees(task, rows, None, content, {})
+        for number in range(first, last):
+            trees.grow(number)
+        return trees.content(last)
+
+    if kept:
+        assert grown(grown(None, 0, 12), 12, 24) == grown(None, 0, 24)
+    assert (lightgbm.not_repeatable(task.params) is None) == kept
+
+
 def test_lightgbm_state_not_restored_is_not_bit_exact(tmp_path: Path) -> None:
     made = {"params": {"bagging_fraction": 0.5, "bagging_freq": 1}, "workers": 1}
     for epochs, attempt in ((3, 1), (5, 2)):
