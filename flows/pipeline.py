@@ -21,7 +21,7 @@ from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
-from penstock.flows.servers.services import telemetry_off
+from penstock.flows.servers.services import prepare_environment
 from penstock.lease import LeaseHolder
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.redact import hiding_secrets
@@ -40,7 +40,7 @@ def pipeline(request: RunRequest) -> State[Any]:
 
     The result is the data of the completed or cancelled state; if the attempt fails, the error's `result`.
     """
-    telemetry_off()
+    prepare_environment()
     reporter = make_reporter()
     preflight = request.preflight()
     loaded, project = preflight.loaded, preflight.project

@@ -23,7 +23,7 @@ from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
-from penstock.flows.servers.services import ray_cluster, telemetry_off
+from penstock.flows.servers.services import prepare_environment, ray_cluster
 from penstock.ingest.files.listing import Listing, SourceFile
 from penstock.ingest.formats.kept import forget_others, list_kept
 from penstock.ingest.ray_tasks import ray_pool
@@ -56,7 +56,7 @@ LEASE = f"{OWN}/lease"
 @flow(name="penstock-predict", flow_run_name=name_at_begin, persist_result=False)
 def predict(request: PredictRequest) -> State[Any]:
     """Score what is not scored yet. The result is the data of the state, completed or cancelled."""
-    telemetry_off()
+    prepare_environment()
     reporter, stopping, scored = make_reporter(), StopRequest(), Scored()
     begun = time.time()
     with contextlib.ExitStack() as stack:

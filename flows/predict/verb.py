@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
-from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.spec_file import load_spec, option_values, refuse_secrets
 from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -47,7 +47,7 @@ def predict(
     Raises:
         PenstockError: what stopped it; its attribute `result` holds what was reached.
     """
-    telemetry_off()
+    prepare_environment()
     request = predict_request(model, source, output, columns=columns, format=format, options=options, gpus=gpus, file=file)
     check_mlflow_answers()
     print(f"{model}: starting", file=sys.stderr, flush=True)

@@ -166,11 +166,12 @@ def _bind(listener: socket.socket, memory: Path) -> int:
 
 
 def _configure(files: ServerFiles, port: int) -> None:
-    """Set Prefect's settings, which it reads when it is imported."""
-    origin, home = f"http://127.0.0.1:{port}", files.home
+    """Set Prefect's settings, which it reads when it is imported, and forget those of a team's server or client."""
+    origin = f"http://127.0.0.1:{port}"
+    os.chdir(files.home)  # for the database: a `?` in the folder's path would end the path in a URL; and for no prefect.toml
     settings = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home}/prefect.db",
+        "PREFECT_HOME": str(files.home),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:///prefect.db",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Any page in a browser on this machine could otherwise talk to the API.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
@@ -179,7 +180,8 @@ def _configure(files: ServerFiles, port: int) -> None:
         "PREFECT_API_BLOCKS_REGISTER_ON_START": str(files.database.exists()).lower(),  # a new one has them, see _make_database
         **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _IDLE_SERVICES},
     }
-    os.environ.pop("PREFECT_API_URL", None)
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        del os.environ[name]
     os.environ.update(settings)
 
 

@@ -38,7 +38,7 @@ from penstock.machine.cache_dir import configured_cache
 from penstock.redact import first_line, holds_secret
 from penstock.temporary import own_folder, remove_unowned
 
-__all__ = ["RayCluster", "join_ray", "local_ray"]
+__all__ = ["RayCluster", "join_ray", "local_ray", "programs_ray"]
 
 
 _LONGEST_ROOT = 40
@@ -85,6 +85,24 @@ class RayCluster(NamedTuple):
 def _resources() -> dict[str, Any]:
     nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
     return {"nodes": nodes, "most": ray_state.get_max_resources_from_cluster_config()}
+
+
+def programs_ray() -> RayCluster | None:
+    """Return the Ray that this process has started itself, as a program or a notebook does; None if there is none.
+
+    Raises:
+        ServiceError: it is a cluster of several machines, whose nodes were not prepared for a run.
+    """
+    if not ray.is_initialized():
+        return None
+    address = ray.get_runtime_context().gcs_address
+    cluster = RayCluster(address, embedded=True, **_resources())
+    if len(cluster.nodes) > 1:
+        raise ServiceError(
+            f"this program is connected to the Ray cluster {address} of {len(cluster.nodes)} nodes already",
+            next_step=f"call penstock before ray.init, with RAY_ADDRESS={address} in the environment",
+        )
+    return cluster
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 
-__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
+__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "prepare_environment", "ray_ahead", "ray_cluster"]
 
 
 _QUIET = {
@@ -59,10 +59,17 @@ class PrefectService(NamedTuple):
     embedded: bool
 
 
-def telemetry_off() -> None:
-    """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes; variables that are set stay."""
+def prepare_environment() -> None:
+    """Turn off the telemetry of Prefect, MLflow and Ray, and reach this machine without a proxy, here and in child processes.
+
+    Variables of telemetry that are set stay.
+    """
     for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
+    direct = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    if any(name.lower().endswith("_proxy") for name in os.environ) and "*" not in direct:
+        hosts = ",".join(dict.fromkeys([*filter(None, direct), "127.0.0.1", "localhost"]))
+        os.environ.update(no_proxy=hosts, NO_PROXY=hosts)  # libraries read one or the other
 
 
 @contextlib.contextmanager
@@ -80,7 +87,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
     """
-    telemetry_off()
+    prepare_environment()
     logging.raiseExceptions = False  # else Prefect reports each log line that a server does not accept
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
@@ -249,6 +256,8 @@ def _answers(url: str) -> bool:
 def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float = 1) -> Iterator[RayCluster]:
     """Connect this process to Ray for the block: to RAY_ADDRESS if set, else to a cluster of its own on 127.0.0.1.
 
+    The Ray that a program has started itself is used, and goes on.
+
     Args:
         state_dir: keeps the logs of the embedded cluster that ended last.
         num_cpus: logical CPUs of an embedded cluster; None takes those this process may use.
@@ -262,12 +271,14 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
         with ending:
             yield cluster
         return
-    telemetry_off()
+    prepare_environment()
     # Importing Ray takes a second; commands that need no cluster do without.
-    from penstock.flows.servers.ray_local import join_ray, local_ray
+    from penstock.flows.servers.ray_local import join_ray, local_ray, programs_ray
 
     address = ray_address()
-    if address is not None:
+    if (of_program := programs_ray()) is not None:
+        yield of_program
+    elif address is not None:
         check_ray_answers(address)
         with join_ray(address) as cluster:
             yield cluster

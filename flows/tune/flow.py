@@ -24,7 +24,7 @@ from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
-from penstock.flows.servers.services import telemetry_off
+from penstock.flows.servers.services import prepare_environment
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
 from penstock.flows.tune.driver import perform_trials, trials_at_once
 from penstock.flows.tune.folds import finish_folds, with_folds
@@ -61,7 +61,7 @@ class TuneRequest(BaseModel):
 @flow(name="penstock-tune", flow_run_name=name_at_begin, persist_result=False)
 def tune(request: TuneRequest) -> State[Any]:
     """Make or continue the sweep that `request.file` describes. The result is the data of the state."""
-    telemetry_off()
+    prepare_environment()
     reporter = make_reporter()
     loaded = load_spec(request.file, request.overrides)
     loaded = with_folds(loaded) if request.folds else loaded

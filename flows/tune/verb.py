@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.preflight.checks import Preflight
-from penstock.flows.servers.services import prefect_api, telemetry_off
+from penstock.flows.servers.services import prefect_api, prepare_environment
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.folds import with_folds
 from penstock.flows.verbs.run import load_ahead, raise_interrupted_on_stop
@@ -33,7 +33,7 @@ def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool =
     Raises:
         PenstockError: what stopped the sweep.
     """
-    telemetry_off()
+    prepare_environment()
     loaded = load_spec(Path(file), list(overrides))
     loaded = with_folds(loaded) if folds else loaded
     Preflight(loaded).ahead()

@@ -15,7 +15,7 @@ from penstock.flows.preflight.checks import Preflight
 from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.probes import ray_address
-from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment, ray_ahead
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
@@ -69,7 +69,7 @@ def run(
 
 def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Run or continue a pipeline whose file is loaded; arguments, result and errors are those of `run`."""
-    telemetry_off()
+    prepare_environment()
     preflight = Preflight(loaded)
     preflight.ahead(until)
     _refuse_if_held(loaded)

@@ -14,7 +14,7 @@ from penstock.flows.preflight.checks import Preflight, check_recipe
 from penstock.flows.run.open_attempt import RayOnDemand
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address
-from penstock.flows.servers.services import telemetry_off
+from penstock.flows.servers.services import prepare_environment
 from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.verbs.probe.reading import NODE_CACHE, OTHER, read_rank, readings_of, summarize
 from penstock.flows.verbs.run import raise_interrupted_on_stop
@@ -63,7 +63,7 @@ def probe_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
         PenstockError: the pipeline cannot be read as it is configured.
     """
     began_s = time.monotonic()
-    telemetry_off()
+    prepare_environment()
     preflight = Preflight(loaded)
     _ = preflight.storage, preflight.resources
     check_recipe(preflight.project)

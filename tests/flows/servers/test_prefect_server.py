@@ -51,9 +51,9 @@ with prefect_api(Path(sys.argv[1])):
 """
 
 
-def launch(code: str, state: Path, linger_s: str = "0.5") -> subprocess.Popen[str]:
+def launch(code: str, state: Path, linger_s: str = "0.5", **settings: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"PYTHONPATH": str(ROOT), LINGER_ENV: linger_s}
+    environment |= {"PYTHONPATH": str(ROOT), LINGER_ENV: linger_s, **settings}
     return subprocess.Popen(
         [sys.executable, "-c", code, str(state)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -80,6 +80,25 @@ def wait_for_end(pid: int) -> None:
         assert select.select([handle], [], [], 60)[0], f"the server {pid} is still there"
     finally:
         os.close(handle)
+
+
+def test_settings_of_a_team_and_a_proxy_are_not_the_servers(tmp_path: Path) -> None:
+    state, team = tmp_path / "what?x=1", tmp_path / "team.db"
+    state.mkdir()
+    (state / "prefect.toml").write_text('[server.api]\nauth_string = "admin:team"\n')
+    settings = {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{team}",
+        "PREFECT_SERVER_API_AUTH_STRING": "admin:team",
+        "PREFECT_SERVER_API_BASE_PATH": "/team",
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    client = launch(CLIENT, state, **settings)
+    assert first_line(client).endswith("/api True")
+    server = info(state)
+    client.communicate("\n", timeout=300)
+    wait_for_end(server.pid)
+    assert "flow_run" in tables_of(state / "prefect" / "prefect.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["what?x=1"]
 
 
 @pytest.mark.drill

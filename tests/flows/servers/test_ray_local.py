@@ -246,3 +246,25 @@ print(ray.is_initialized())
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["99.0", "True", "False", "True", "False"]
+
+
+PROGRAM = """
+import ray, sys
+from pathlib import Path
+from penstock.flows.servers.services import ray_ahead, ray_cluster
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=40)
+kept = ray.put("mine")
+with ray_ahead(Path(sys.argv[1])) as start:
+    start(1)
+    with ray_cluster(Path(sys.argv[1])) as cluster:
+        print(cluster.num_cpus, cluster.embedded)
+print(ray.get(kept))
+"""
+
+
+def test_ray_of_the_program_is_used_and_goes_on(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "2.0 True\nmine\n", done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ServiceError
-from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.verbs import ui
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_store import mlflow_uri
@@ -25,7 +25,7 @@ def test_telemetry_is_off_unless_the_user_set_it(monkeypatch: pytest.MonkeyPatch
     for name in ("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
-    telemetry_off()
+    prepare_environment()
     assert os.environ["DO_NOT_TRACK"] == "true" and os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "true"
@@ -37,7 +37,7 @@ def test_libraries_read_their_telemetry_as_off(monkeypatch: pytest.MonkeyPatch) 
     from ray._common.usage.usage_lib import UsageStatsEnabledness, _usage_stats_enabledness
 
     monkeypatch.delenv("CI", raising=False)
-    telemetry_off()
+    prepare_environment()
     assert not is_telemetry_enabled()
     assert is_telemetry_disabled()
     assert _usage_stats_enabledness() is UsageStatsEnabledness.DISABLED_EXPLICITLY
