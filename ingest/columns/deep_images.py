@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile
 
-__all__ = ["DeepImage", "deep_values", "in_8_bits", "is_deep"]
+__all__ = ["DeepImage", "deep_values", "in_8_bits", "is_deep", "upright"]
 
 
 _DEEP_MODES = ("I", "F")
@@ -34,6 +34,18 @@ _OTHER_BYTES = {
     },
 }
 """Pillow's names for the order of the bytes of deep colours, and those under which it keeps the bytes that it leaves out."""
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By the number of the orientation in EXIF; 1 is upright."""
 
 
 class DeepImage(ValueError):
@@ -59,8 +71,7 @@ def deep_values(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.n
         ValueError: Pillow does not read their layout.
     """
     if image.mode.startswith(_DEEP_MODES):
-        ImageOps.exif_transpose(image, in_place=True)
-        return np.asarray(image)
+        return np.asarray(upright(image))
     layout = _byte_layout(image)
     planes: Any = getattr(image, "tag_v2", {}).get(_TIFF_PLANES, 1)
     if layout not in _OTHER_BYTES or planes != 1:
@@ -70,14 +81,19 @@ def deep_values(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.n
             tile._replace(args=(_OTHER_BYTES[layout], *tile.args[1:]) if isinstance(tile.args, tuple) else _OTHER_BYTES[layout])
             for tile in again.tile
         ]
-        ImageOps.exif_transpose(again, in_place=True)
-        low = np.asarray(again)
-    ImageOps.exif_transpose(image, in_place=True)
+        low = np.asarray(upright(again))
     is_grey = layout.startswith("LA")
-    values = np.asarray(image)[..., 0 if is_grey else slice(3)].astype(np.uint16)
+    values = np.asarray(upright(image))[..., 0 if is_grey else slice(3)].astype(np.uint16)
     values <<= 8
     values |= low[..., 1 if is_grey else slice(3)]
     return values
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image by its orientation alone. Pillow's function also writes the EXIF anew, which fails for odd values."""
+    image.load()
+    turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def in_8_bits(values: np.ndarray, low: float, high: float) -> Image.Image:

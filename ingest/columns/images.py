@@ -7,14 +7,15 @@ Pillow calls, and gives the same pixels in two thirds of the time. The versions 
 from __future__ import annotations
 
 import io
-from typing import Literal
+import struct
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import simplejpeg
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from penstock.ingest.columns.deep_images import DeepImage, deep_values, in_8_bits, is_deep
+from penstock.ingest.columns.deep_images import DeepImage, deep_values, in_8_bits, is_deep, upright
 
 __all__ = ["IMAGE_FORMATS", "Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
 
@@ -30,6 +31,12 @@ Fit = Literal["resize", "crop", "pad"]
 
 _MASK_MODES = ("1", "L", "P")
 """Pillow's modes whose pixels are one number of 8 bits at most: a palette's index, where there is a palette."""
+
+_PNG_COLOUR_AT = 25
+"""Where a PNG says whether it is grey (0), behind the number of bits of a channel."""
+
+_TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
+"""Tags of a TIFF: the bits of each channel; whether 0 is white (0) or black (1)."""
 
 _SHRINK_FROM = 2
 """A JPEG is decoded at a half, quarter or eighth of its size if that is so many times the size to come to, on both sides: the
@@ -64,6 +71,8 @@ def decode_image(
     value_range: tuple[float, float] | None = None,
     fit: Fit = "resize",
     out: np.ndarray | None = None,
+    *,
+    is_whole: bool = False,
 ) -> np.ndarray:
     """Decode the first picture of a file to uint8 [height, width, channels]; channels is 3 for RGB and 1 for L.
 
@@ -76,6 +85,7 @@ def decode_image(
         fit: `resize` to the size whatever the proportions; or keep these, and `crop` what is too much on two sides, or `pad`
             what lacks with zeros.
         out: uint8 of the shape that comes of `size` and `mode`, which is filled and returned in place of a new array.
+        is_whole: whether the file was decoded before; else a JPEG whose data end early is refused, which Pillow passes over.
 
     Raises:
         DeepImage: its pixels have more than 8 bits a channel, or are floats, and no range is given for them.
@@ -83,29 +93,59 @@ def decode_image(
     """
     if fit == "resize" and mode != "mask" and (plain := _plain_jpeg(content, size, mode)) is not None:
         return _put(plain, out) if size is None or plain.shape[:2] == tuple(size) else _resized(plain, size, out)
-    with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-        _refuse_stack(image)
-        if mode == "mask":
-            if image.mode not in _MASK_MODES:
-                raise ValueError(f"a mask holds one number of 8 bits a pixel, and this is of Pillow's mode {image.mode}")
-            ImageOps.exif_transpose(image, in_place=True)
-            # Of mode 1, whose white is 255, the two classes are 0 and 1.
-            classes = Image.fromarray(np.asarray(image).astype(np.uint8))
-            return _put(np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST)), out)
-        if is_deep(image, content):
-            if value_range is None:
-                raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits a channel, or are floats")
-            upright = in_8_bits(deep_values(image, content), *value_range).convert(mode)
-        else:
-            if size is not None:
-                _decode_smaller(image, *size)
-            ImageOps.exif_transpose(image, in_place=True)
-            upright = image if image.mode == mode else image.convert(mode)
-        if size is not None and fit != "resize":
-            upright = _fitted(upright, size, fit, Image.Resampling.BILINEAR)
-        pixels = np.array(upright)  # writable, as torch wants it
+    try:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+            _refuse_stack(image)
+            if not is_whole:
+                _refuse_cut_jpeg(content)
+            if mode == "mask":
+                classes = Image.fromarray(_mask_numbers(image, content))
+                return _put(np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST)), out)
+            if is_deep(image, content):
+                if value_range is None:
+                    raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits a channel, or are floats")
+                turned = in_8_bits(deep_values(image, content), *value_range).convert(mode)
+            else:
+                if size is not None:
+                    _decode_smaller(image, *size)
+                turned = upright(image)
+                turned = turned if turned.mode == mode else turned.convert(mode)
+            if size is not None and fit != "resize":
+                turned = _fitted(turned, size, fit, Image.Resampling.BILINEAR)
+            pixels = np.array(turned)  # writable, as torch wants it
+    except (struct.error, TypeError, LookupError, ArithmeticError) as error:  # which Pillow's decoders let out, too
+        raise OSError(f"damaged: {type(error).__name__}: {error}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     return _put(pixels, out) if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size, out)
+
+
+def _refuse_cut_jpeg(content: bytes | memoryview) -> None:
+    """Raise OSError for a JPEG whose data end before its picture does; bytes too many are common, and change nothing."""
+    data = bytes(content)
+    if data.startswith(_JPEG):
+        try:
+            simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, min_factor=8)  # an eighth of the size: quicker
+        except ValueError as error:
+            if "premature end" in str(error):
+                raise OSError(str(error)) from error
+
+
+def _mask_numbers(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.ndarray:
+    """Return the numbers in a mask's file, upright: uint8 [height, width]. Pillow scales those of few bits, and inverts some.
+
+    Raises:
+        ValueError: its pixels are not one number of 8 bits at most.
+    """
+    if image.mode not in _MASK_MODES:
+        raise ValueError(f"a mask holds one number of 8 bits a pixel, and this is of Pillow's mode {image.mode}")
+    tags: Any = getattr(image, "tag_v2", {})
+    inverted = tags.get(_TIFF_PHOTOMETRIC) == 0 and image.mode != "P"
+    is_grey_png = image.format == "PNG" and content[_PNG_COLOUR_AT] == 0
+    bits = content[_PNG_COLOUR_AT - 1] if is_grey_png else tags.get(_TIFF_BITS, (8,))[0] if image.mode == "L" else 8
+    white = 1 if image.mode == "1" else 255
+    values = np.asarray(upright(image)).astype(np.uint8)
+    values = white - values if inverted else values
+    return values // (255 // (2**bits - 1)) if 1 < bits < 8 else values
 
 
 def _put(pixels: np.ndarray, out: np.ndarray | None) -> np.ndarray:
@@ -118,7 +158,7 @@ def _put(pixels: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode: ImageMode) -> np.ndarray | None:
     """Decode a JPEG that Pillow would decode at its full size and not turn.
 
-    None for all others, and for what is damaged: whether that can be read all the same is Pillow's word.
+    None for all others, and for those that are damaged, which Pillow may read all the same.
     """
     data = bytes(content)
     if not data.startswith(_JPEG):
@@ -171,7 +211,7 @@ def pixel_bytes(content: bytes | memoryview) -> int:
 
 def _decode_smaller(image: Image.Image, height: int, width: int) -> None:
     """Let a JPEG be decoded at a part of its size. Does nothing to other formats."""
-    is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    is_turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
     image.draft(None, (_SHRINK_FROM * (height if is_turned else width), _SHRINK_FROM * (width if is_turned else height)))
 
 

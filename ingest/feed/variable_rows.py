@@ -113,7 +113,7 @@ class ImageDecoder:
             start = places.starts[row]
             content = memory[start : start + places.lengths[row]].data
             try:
-                decode_image(content, (height, width), "RGB" if channels == 3 else "L", out=pixels[row])
+                decode_image(content, (height, width), "RGB" if channels == 3 else "L", out=pixels[row], is_whole=True)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 raise DataError(f"an image in column {info.name!r} cannot be decoded any more: {error}") from error
 

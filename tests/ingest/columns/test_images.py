@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from penstock.ingest.columns import images
 from penstock.ingest.columns.images import ImageMode, decode_image, pixel_bytes
@@ -33,7 +35,8 @@ def both(content: bytes, size: tuple[int, int] | None = None, mode: ImageMode = 
     with mock.patch("simplejpeg.decode_jpeg", wraps=images.simplejpeg.decode_jpeg) as decoder:
         found = decode_image(content, size, mode)
     with mock.patch.object(images, "_plain_jpeg", lambda *_: None):
-        return found, decode_image(content, size, mode), decoder.call_count
+        asked = sum("min_factor" not in call.kwargs for call in decoder.call_args_list)
+        return found, decode_image(content, size, mode), asked
 
 
 TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
@@ -92,6 +95,71 @@ def test_turned_pictures_are_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode_image(jpeg(picture(40, 50), exif=exif), None, "RGB").shape == (50, 40, 3)
+
+
+def odd_exif(kind: int = 3, orientation: bytes = b"\0\6\0\0") -> bytes:
+    """Orientation 6 as a value of some type, and a resolution of -72, which is written as a number without sign."""
+    turned = struct.pack(">HHI", 0x0112, kind, 1) + orientation
+    return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2) + turned + struct.pack(">HHIIIii", 0x011A, 10, 1, 38, 0, -72, 1)
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+def test_photo_with_odd_exif_is_upright(size: tuple[int, int] | None) -> None:
+    content = jpeg(picture(40, 50), exif=odd_exif())
+    with Image.open(io.BytesIO(content)) as image, pytest.raises(struct.error):
+        ImageOps.exif_transpose(image, in_place=True)
+    plain = jpeg(picture(40, 50), exif=TURNED)
+    assert np.array_equal(decode_image(content, size, "RGB"), decode_image(plain, size, "RGB"))
+
+
+@pytest.mark.parametrize(("kind", "value"), [(1, b"\6\0\0\0"), (2, b"6\0\0\0"), (7, b"\6\0\0\0")])
+def test_orientation_of_other_type_turns_as_in_pillow(kind: int, value: bytes) -> None:
+    content = jpeg(picture(400, 480), exif=odd_exif(kind, value))
+    with Image.open(io.BytesIO(content)) as image:
+        turned = (ImageOps.exif_transpose(image) or image).size
+    assert decode_image(content, None, "RGB").shape[1::-1] == turned
+    assert decode_image(content, (20, 24), "RGB").shape == (20, 24, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"exif": TURNED}, {"progressive": True}], ids=["plain", "turned", "progressive"])
+@pytest.mark.parametrize("size", [None, (20, 24)])
+def test_jpeg_whose_data_end_early_is_damaged(options: dict[str, Any], size: tuple[int, int] | None) -> None:
+    content = jpeg(picture(400, 480), **options)
+    with pytest.raises(OSError, match="premature end of data"):
+        decode_image(content[: len(content) // 2] + b"\xff\xd9", size, "RGB")
+    padded = content[:-2] + bytes(40) + b"\xff\xd9"
+    assert np.array_equal(decode_image(padded, size, "RGB"), decode_image(content, size, "RGB"))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_grey_mask_has_the_numbers_in_its_file(bits: int) -> None:
+    numbers = np.arange(64).reshape(8, 8) % 2 ** min(bits, 3)
+    packed = np.packbits((numbers[..., None] >> np.arange(bits)[::-1] & 1).astype(np.uint8).reshape(8, -1), axis=1)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 8, 8, bits, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    assert np.array_equal(decode_image(png, None, "mask"), numbers)
+    for photometric in (0, 1):  # white is 0, or black
+        entries = [
+            (256, 8),
+            (257, 8),
+            (258, bits),
+            (259, 1),
+            (262, photometric),
+            (273, 134),
+            (277, 1),
+            (278, 8),
+            (279, packed.size),
+        ]
+        head = (
+            b"MM\0*"
+            + struct.pack(">IH", 8, len(entries))
+            + b"".join(struct.pack(">HHIHH", tag, 3, 1, value, 0) for tag, value in entries)
+        )
+        tiff = head + bytes(134 - len(head)) + packed.tobytes()
+        assert np.array_equal(decode_image(tiff, None, "mask"), numbers)
 
 
 def test_a_picture_that_is_four_times_as_large_is_decoded_smaller() -> None:
