@@ -36,15 +36,22 @@ def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[s
             found |= {full: info} if info["type"] == "file" else _below(fs, full, root)
         if not found:
             raise FileNotFoundError(path)
-    elif fs.isfile(path):
+    elif fs.isfile(path) and not _is_folder_mark(fs, path):
         root, found = posixpath.dirname(path), {path: fs.info(path)}
     else:
         root = path.rstrip("/")
         found = _below(fs, root or "/", root)
         if not found and not fs.exists(path):
             raise FileNotFoundError(path)
-    # Object stores keep "folders" as empty objects whose key ends with a slash.
-    return root, {full: info for full, info in found.items() if not full.endswith("/") and info["type"] == "file"}
+    # Object stores keep "folders" as empty objects, whose key ends with a slash, or is that of the files below without it.
+    folders = {posixpath.dirname(full) for full in found}
+    marks = {full for full in folders & found.keys() if not found[full]["size"]}
+    return root, {f: info for f, info in found.items() if not f.endswith("/") and info["type"] == "file" and f not in marks}
+
+
+def _is_folder_mark(fs: AbstractFileSystem, path: str) -> bool:
+    """Whether an object is empty, and others lie below its key."""
+    return not isinstance(fs, LocalFileSystem) and not fs.info(path)["size"] and bool({*fs.find(path)} - {path})
 
 
 def _walks(fs: AbstractFileSystem) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import glob
+import json
 import os
 import posixpath
 import re
@@ -55,6 +56,7 @@ _OTHERS_FOLDERS = {
     "_impala_insert_staging",
     "__macosx",
     "__pycache__",
+    "@eadir",  # of Synology's disks
 }
 
 _TABLE_FORMATS = {
@@ -67,9 +69,19 @@ _TABLE_FORMATS = {
         ".hoodie/*",
         "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
     ),
+    "Spark streaming": (
+        "_spark_metadata/*",
+        "let Spark write the rows that count to another folder (spark.read.parquet(...).write.parquet(...))",
+    ),
     "Lance": ("_versions/*.manifest", "yield lance.dataset(...).to_batches() from a function: data.format: python"),
 }
-"""Tables whose log lists the files that count: the names in the log, and the library that reads the rows."""
+"""Tables whose log lists the files that count: the names in the log, and what reads the rows."""
+
+_HIVE_ACID = re.compile(r"(?:^|/)(?:base_\d+|(?:delete_)?delta_\d+_\d+(?:_\d+)?)(?:_v\d+)?/bucket_\d+")
+"""Files of a transactional table of Hive, whose later ones replace rows of earlier ones."""
+
+_WRITE_OF = re.compile(r"-tid-(\d+)-")
+"""The write that made a file, in the names that Databricks gives."""
 
 _OTHER_FORMATS = {
     ".xlsx .xls .xlsb .ods": "set data.format: excel",
@@ -95,10 +107,13 @@ _OTHER_FORMATS = {
 _LOOKS = 16
 """Folders looked at for a table's log at the same time."""
 
+_SPLITS_FILE = "dataset_dict.json"
+
 _MARKER_PATTERNS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
-    *("dataset_info.json", "dataset_dict.json", "state.json"),  # of Hugging Face's datasets
+    *("dataset_info.json", _SPLITS_FILE, "state.json"),  # of Hugging Face's datasets
     *("thumbs.db", "desktop.ini", "*~", "*.tmp", "*.part", "*.swp"),
+    "*_$folder$",  # a folder, to Hadoop
 )
 
 _MARKERS = re.compile("|".join(map(fnmatch.translate, _MARKER_PATTERNS)))
@@ -167,7 +182,7 @@ class SourceFile(Section):
 def values_in_folders(name: str) -> dict[str, str | None]:
     """As `SourceFile.folder_columns`, of a path below the root."""
     pairs = (part.partition("=") for part in name.split("/")[:-1])
-    return {name: None if value == _NULL else unquote(value) for name, sign, value in pairs if name and sign}
+    return {unquote(name): None if value == _NULL else unquote(value) for name, sign, value in pairs if name and sign}
 
 
 class TableFiles(Section):
@@ -286,7 +301,10 @@ def list_location(
         ServiceError: as `list_source`.
     """
     called = called or f"data.{split}"
-    uri = os.path.abspath(base_dir / os.path.expanduser(location)) if "://" not in location else location
+    # Of zip://rows.csv::archive.zip each file's URL needs the archive too; simplecache::s3://bucket names none.
+    *chain, last = location.split("::") if "://" in location else [location]
+    uri = "::".join([*chain, last if "://" in last else os.path.abspath(base_dir / os.path.expanduser(last))])
+    behind = uri.split("::")[1:] if "://" in uri.partition("::")[0] else []
     probe_endpoint(uri)
     try:
         fs, path = filesystem_of(uri)
@@ -298,10 +316,12 @@ def list_location(
         whole = root == path.rstrip("/")  # a folder, whose files are all found; of others, logs may be beside the files found
         folders = _folders_above([path] if whole else wanted)
         _refuse_tables(called, uri, fs, [full for full in found if full != path], folders)
+        _refuse_uncommitted(called, fs, wanted)
+        _refuse_dataset_dicts(called, fs, [] if whole else [root], found)
         _refuse_dangling(wanted)
         files = [
             SourceFile(
-                uri=full if is_local(uri) else fs.unstrip_protocol(full),
+                uri=full if is_local(uri) else "::".join([fs.unstrip_protocol(full), *behind]),
                 name=names[full],
                 location=split,
                 size_bytes=int(info["size"] or 0),
@@ -368,8 +388,40 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
     for format, log in logs:
         raise DataError(
             f"{called}: {uri} is a {format} table, or a part of one ({log}): its log lists the files that count, "
-            "and read by their names they would give deleted rows too",
+            "and read by their names they would give rows that do not",
             next_step=_TABLE_FORMATS[format][1],
+        )
+
+
+def _refuse_uncommitted(called: str, fs: AbstractFileSystem, paths: Iterable[str]) -> None:
+    """Refuse files that their writers' own records do not count: of Hive's transactions, and of failed writes of Databricks."""
+    by_write: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        if _HIVE_ACID.search(path):
+            raise DataError(
+                f"{called}: {path} belongs to a transactional table of Hive: other files replace or delete some of its rows",
+                next_step="let Hive write the rows that count (INSERT OVERWRITE DIRECTORY ... STORED AS ORC SELECT ...)",
+            )
+        if made := _WRITE_OF.search(posixpath.basename(path)):
+            by_write.setdefault((posixpath.dirname(path), made[1]), []).append(path)
+    for (folder, write), files in by_write.items():
+        started, committed = (f"{folder}/_{state}_{write}" for state in ("started", "committed"))
+        if fs.exists(started) and not fs.exists(committed):
+            raise DataError(
+                f"{called}: {files[0]} is of a write that has not been committed: there is {started}, and no {committed}",
+                next_step=f"wait until it is done; if it failed, delete the files of write {write}, or call VACUUM",
+            )
+
+
+def _refuse_dataset_dicts(called: str, fs: AbstractFileSystem, folders: Sequence[str], found: Iterable[str]) -> None:
+    """Refuse a folder of several splits of Hugging Face's datasets, which would be read as one."""
+    named = [f"{folder}/{_SPLITS_FILE}" for folder in folders]
+    listed = [full for full in found if posixpath.basename(full) == _SPLITS_FILE] or list(filter(fs.exists, named))
+    for full in listed:
+        folder, splits = posixpath.dirname(full), json.loads(fs.cat_file(full)).get("splits", [])
+        raise DataError(
+            f"{called}: {folder} holds a DatasetDict, whose splits are folders: {', '.join(splits)}",
+            next_step=f"name one split: {called}: {folder}/{splits[0] if splits else 'train'}",
         )
 
 
@@ -434,7 +486,19 @@ def fingerprints_of(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> 
     """Return facts of a store about a file that change with its content, the best first; in memory its content's digest."""
     if fs.protocol == "memory":  # its time is that of this process, which has put it there
         return [bytes_digest(fs.cat_file(path))]
-    keys = ("ETag", "etag", "md5Hash", "blob_id", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
+    keys = (
+        "ETag",
+        "etag",
+        "md5Hash",
+        "blob_id",
+        "content_md5",
+        "LastModified",
+        "last_modified",
+        "updated",
+        "mtime",
+        "created",
+        "CRC",
+    )
     return [*(str(info[key]).strip('"') for key in keys if info.get(key)), f"size {info['size']}"]
 
 

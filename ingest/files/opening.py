@@ -64,15 +64,16 @@ def open_input(uri: str) -> pa.NativeFile:
 def open_stream(uri: str) -> pa.NativeFile:
     """Open for reading from start to end; `.gz`, `.bz2`, `.zst` and `.lz4` files are decompressed."""
     fs, path = _arrow_filesystem(uri)
-    codec = COMPRESSED.get(posixpath.splitext(uri.lower())[1])
+    codec = COMPRESSED.get(_extension(uri))
     return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
 
 
 class _Remote(io.RawIOBase):
     """A remote file; a read that fails raises an error that names the store, as in `asking`."""
 
-    def __init__(self, file: Any, uri: str) -> None:
-        self._file, self._uri = file, uri
+    def __init__(self, fs: Any, path: str, uri: str) -> None:
+        self._fs = fs  # that of an archive closes it with the last reference
+        self._file, self._uri = fs.open(path, mode="rb"), uri
 
     def readable(self) -> bool:
         return True
@@ -102,7 +103,13 @@ def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:
 
 def can_be_cut(uri: str) -> bool:
     """Whether reading may begin within the file: not where it is compressed."""
-    return posixpath.splitext(uri.lower())[1] not in COMPRESSED
+    return _extension(uri) not in COMPRESSED
+
+
+def _extension(uri: str) -> str:
+    """Return the extension of the file that is read: of `a.csv.gz` in the chain `zip://a.csv.gz::b.zip`."""
+    first, _, rest = uri.lower().partition("::")
+    return posixpath.splitext(first if "://" in first or not rest else rest)[1]
 
 
 def open_head(uri: str, head_bytes: int) -> pa.NativeFile:
@@ -168,6 +175,11 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
         return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
     if is_s3(uri):
         path = uri.split("://", 1)[1]
+        if "//" in path:
+            raise DataError(
+                f"{uri}: its key has a folder without a name, which this machine's S3 client cannot open",
+                next_step="copy the object to a key without //, or name the others with a glob",
+            )
         settings, endpoint = settings_of(uri), endpoint_of(uri)
         region = settings.region if settings is not None else None
         if region is None and endpoint is None:
@@ -192,7 +204,7 @@ class _Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         with asking(self._uri):  # not also for whether there is a file: that takes any failure for a no
-            return pa.PythonFile(_Remote(self.fs.open(path, mode="rb"), self._uri), mode="r")
+            return pa.PythonFile(_Remote(self.fs, path, self._uri), mode="r")
 
     open_input_stream = open_input_file
 

@@ -20,7 +20,7 @@ from penstock.storage import Storage
 from tests.ingest.preparing import Source
 from tests.ingest.reading import read_snapshot
 
-FILES = 4
+FILES = 5
 
 
 class Gated(MemoryFileSystem):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import http.server
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +21,7 @@ from penstock.ingest.files.listing import list_source
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
-from tests.ingest.reading import listed, write_files
+from tests.ingest.reading import listed, read_rows, write_files
 
 
 def names(folder: Path, format: str = "csv", train: str = ".", **options: object) -> list[str]:
@@ -36,7 +38,7 @@ def test_a_directory_gives_the_files_of_the_format_in_order_of_name(tmp_path: Pa
     "clutter",
     [
         *("_SUCCESS", "_metadata", "_temporary/0/a.csv", ".DS_Store", ".a.csv.crc", ".hidden/a.csv", "a.csv.crc", "a.csv.tmp"),
-        *("README.md", "README", "LICENSE", "SHA256SUMS", "Thumbs.db", "a.csv~"),
+        *("README.md", "README", "LICENSE", "SHA256SUMS", "Thumbs.db", "a.csv~", "day_$folder$", "@eaDir/a.csv/b.csv"),
     ],
 )
 @pytest.mark.parametrize("train", [".", "*", "**"])
@@ -220,6 +222,7 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
         ("Iceberg", "metadata/v3.metadata.json", "data.format: python"),
         ("Hudi", ".hoodie/hoodie.properties", "export its rows as Parquet to a folder outside the table"),
         ("Lance", "_versions/1.manifest", "data.format: python"),
+        ("Spark streaming", "_spark_metadata/0", "let Spark write the rows that count to another folder"),
     ],
 )
 def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, table: str, log: str, step: str) -> None:
@@ -230,6 +233,53 @@ def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, tab
             names(tmp_path, "parquet", train=train)
         assert step in caught.value.next_step
     assert names(tmp_path, "parquet", train="beside/*") == ["a.parquet"]
+
+
+@pytest.mark.parametrize("train", ["t", "t/*", "t/part-0000*"])
+def test_files_of_uncommitted_databricks_write_refused(tmp_path: Path, train: str) -> None:
+    whole, failed = "part-00000-tid-111-a-c000.snappy.parquet", "part-00000-tid-222-b-c000.snappy.parquet"
+    write_files(tmp_path, dict.fromkeys([f"t/{whole}", "t/_started_111", "t/_committed_111", "t/_SUCCESS"], "x"))
+    assert names(tmp_path, "parquet", train=train) == [whole]
+    write_files(tmp_path, {f"t/{failed}": "x", "t/_started_222": "x"})
+    with pytest.raises(DataError, match=r"tid-222-b.* has not been committed: there is .*/_started_222"):
+        names(tmp_path, "parquet", train=train)
+
+
+@pytest.mark.parametrize("train", ["t", "t/base_*", "t/*/bucket_*", "t/base_0000002"])
+@pytest.mark.parametrize("folder", ["base_0000002", "base_0000002_v0000044", "delta_0000003_0000003_0000"])
+def test_files_of_transactional_hive_table_refused(tmp_path: Path, folder: str, train: str) -> None:
+    write_files(tmp_path, dict.fromkeys(["t/base_0000002/bucket_00000", f"t/{folder}/bucket_00001"], "x"))
+    with pytest.raises(DataError, match=r"bucket_0000. belongs to a transactional table of Hive"):
+        names(tmp_path, "orc", train=train)
+
+
+@pytest.mark.parametrize("format", ["huggingface", "arrow"])
+@pytest.mark.parametrize("train", ["ds", "ds/*/*.arrow", "."])
+def test_folder_of_dataset_dict_refused_by_splits(tmp_path: Path, format: str, train: str) -> None:
+    files = ["ds/train/data-00000-of-00001.arrow", "ds/test/data-00000-of-00001.arrow"]
+    write_files(tmp_path, {"ds/dataset_dict.json": '{"splits": ["train", "test"]}', **dict.fromkeys(files, "x")})
+    with pytest.raises(DataError, match="ds holds a DatasetDict, whose splits are folders: train, test") as refused:
+        names(tmp_path, format, train=train)
+    assert refused.value.next_step.endswith("/ds/train")
+    assert names(tmp_path, format, train="ds/train") == ["data-00000-of-00001.arrow"]
+
+
+def test_file_in_zip_archive_is_read_by_its_chain(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "kaggle.zip", "w") as archive:
+        archive.writestr("a.csv", "x\n1\n")
+        archive.writestr("day/b.csv.gz", gzip.compress(b"x\n2\n"))
+        archive.writestr("c.parquet", "x")
+    for train, rows in (("zip://a.csv::kaggle.zip", [1]), ("zip://day/*::kaggle.zip", [2]), ("zip://::kaggle.zip", [1, 2])):
+        assert read_rows(tmp_path, "csv", train=train)["x"].to_pylist() == rows
+    first = listed(DataSpec(format="csv", train="zip://a.csv::kaggle.zip"), tmp_path)[0].fingerprint
+    with zipfile.ZipFile(tmp_path / "kaggle.zip", "w") as archive:
+        archive.writestr("a.csv", "x\n3\n")
+    assert listed(DataSpec(format="csv", train="zip://a.csv::kaggle.zip"), tmp_path)[0].fingerprint != first
+
+
+def test_escaped_name_of_partition_is_unescaped(tmp_path: Path) -> None:
+    write_files(tmp_path, {"my%20city=S%C3%A3o%20Paulo/a.csv": "x\n1\n"})
+    assert read_rows(tmp_path, "csv")["my city"].to_pylist() == ["S\xe3o Paulo"]
 
 
 def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_is_read(tmp_path: Path) -> None:

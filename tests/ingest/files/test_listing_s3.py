@@ -76,3 +76,20 @@ def test_an_object_that_went_away_is_named(source: str, tmp_path: Path) -> None:
     fsspec.filesystem("s3").rm(f"{source}/csv/a.csv")
     with pytest.raises(DataError, match=r"csv/a\.csv: gone since it was listed"):
         read_source(data, files, silent)
+
+
+def test_empty_object_beside_its_folder_is_no_file(source: str, tmp_path: Path) -> None:
+    store = fsspec.filesystem("s3")
+    for mark in ("csv", "marks_$folder$", "csv/"):
+        store.pipe_file(f"{source}/{mark}", b"")
+    for train in (f"{source}/csv/", f"{source}/csv", f"{source}/csv/*.csv"):
+        assert read_rows(tmp_path, "csv", train=train)["id"].to_pylist() == [1, 2]
+    store.rm(f"{source}/table/t.parquet")
+    assert read_rows(tmp_path, "csv", train=source)["id"].to_pylist() == [1, 2]
+
+
+def test_key_with_nameless_folder_is_named(source: str, tmp_path: Path) -> None:
+    fsspec.filesystem("s3").pipe_file(f"{source}/csv//c.csv", b"id,x\n3,c\n")
+    with pytest.raises(DataError, match=r"csv//c\.csv: its key has a folder without a name") as refused:
+        read_rows(tmp_path, "csv", train=f"{source}/csv/")
+    assert "copy the object to a key without //" in refused.value.next_step
