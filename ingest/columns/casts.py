@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["canonical_type", "cast_array", "first_bad_row", "is_list", "promote"]
+__all__ = ["canonical_type", "cast_array", "first_bad_row", "fits_double", "is_list", "is_rounded", "promote"]
 
 
 _NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -20,6 +20,11 @@ _NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED_ORDER = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
 _FLOAT_ORDER = (pa.float16(), pa.float32(), pa.float64())
+
+_SURE_DIGITS = 15
+"""A double holds every integer of so many digits."""
+
+_INTEGER = r"^\s*[+-]?[0-9]+\s*$"
 
 _UNIT_ORDER = ("s", "ms", "us", "ns")
 
@@ -157,7 +162,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
-    """Cast without losing anything. Text is trimmed before it is read as a number, and `17850.0` may become the integer 17850.
+    """Cast without losing anything, but that doubles may become float32. Text is trimmed, and `17850.0` may become 17850.
 
     Raises:
         pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: a value does not fit, or no such conversion exists.
@@ -174,13 +179,63 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
             raise pa.ArrowInvalid("a value in a column where only nulls were seen")
         return pa.nulls(len(values))
     if _is_text(values.type) and not _is_text(kind) and not _is_bytes(kind):
-        values = pc.utf8_trim_whitespace(values)
-    if _is_text(values.type) and kind in (*_NUMBER_ORDER, *_UNSIGNED_ORDER):
-        try:
-            return pc.cast(values, kind)
-        except pa.ArrowInvalid:
-            values = pc.cast(values, pa.float64())
-    return pc.cast(values, kind)
+        return _cast_text(values, kind)
+    made = pc.cast(values, kind)
+    if _is_lossy(values, made):
+        raise pa.ArrowInvalid(f"a value of type {values.type} is another one as {kind}")
+    return made
+
+
+def _cast_text(text: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    try:
+        made = pc.cast(text, kind)
+    except pa.ArrowInvalid:
+        text = pc.utf8_trim_whitespace(text)
+        # `17850.0` and `+1` are integers; by way of a double, all integers beside them would be rounded.
+        made = pc.cast(pc.cast(text, pa.decimal128(38, 0)) if pa.types.is_integer(kind) else text, kind)
+    if pa.types.is_floating(kind) and is_rounded(text):
+        raise pa.ArrowInvalid("an integer that would be rounded")
+    return made
+
+
+def is_rounded(text: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether there is an integer among the cells that a double would round. Text that is not an integer does not count."""
+    long = pc.filter(text, pc.greater(pc.binary_length(text), _SURE_DIGITS))
+    if not len(long):
+        return False
+    long = pc.filter(long, pc.invert(pc.match_substring(long, ".")))  # an expression takes ten times as long
+    integers = pc.filter(long, pc.match_substring_regex(long, _INTEGER))
+    return any(not fits_double(int(value)) for value in integers.to_pylist())
+
+
+def fits_double(value: int) -> bool:
+    """Whether a double holds the integer exactly. The one rule of all readers: what it refuses is never rounded silently."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether `made`, cast from `values`, has lost what pyarrow does not look at: truth values, times, zones, decimals."""
+    old, new = values.type, made.type
+    if is_list(old) and is_list(new):
+        return _is_lossy(pc.list_flatten(values), pc.list_flatten(made))
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        names = {field.name for field in old} & {field.name for field in new}
+        return any(_is_lossy(pc.struct_field(values, name), pc.struct_field(made, name)) for name in names)
+    if pa.types.is_timestamp(old):
+        if pa.types.is_time(new) or (pa.types.is_timestamp(new) and old.tz is not None and new.tz is None):
+            return True
+        return pa.types.is_date(new) and not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
+    if pa.types.is_boolean(new) and _is_number(old):
+        return not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
+    if pa.types.is_decimal(new) and pa.types.is_floating(old):
+        doubles = pc.cast(values, pa.float64())
+        off = pc.abs(pc.subtract(pc.cast(made, pa.float64()), doubles))
+        allowed = 1e-15 if old == pa.float64() else 1e-7
+        return not pc.all(pc.less_equal(off, pc.multiply(pc.abs(doubles), allowed))).as_py()
+    return False
 
 
 def first_bad_row(

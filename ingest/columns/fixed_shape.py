@@ -206,6 +206,8 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return seconds.cast(kind, safe=pa.types.is_integer(kind))
     if pa.types.is_floating(kind) and (is_number(array.type) or pa.types.is_decimal(array.type)):
         return array.cast(kind, safe=False)
+    if pa.types.is_floating(kind) and is_text(array.type):
+        return pc.cast(pc.utf8_trim_whitespace(array), kind)
     return single_chunk(cast_array(array, kind))
 
 

@@ -6,7 +6,6 @@ word into text, `007` into 7 and Latin-1 text into bytes, and swallows the lines
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
@@ -22,8 +21,7 @@ from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_head, open_span, open_stream, read_problem
-from penstock.ingest.formats.cells.cell_bytes import CellBytes
-from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
+from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, NullWords
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, MostlyNumbers, Reader, last_cut, looks_like, rows_between
@@ -172,14 +170,7 @@ class CsvReader(Reader):
     def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
         if kind in (pa.string(), pa.large_string()):
             return pc.cast(text, kind)
-        values = self._values(text)
-        cells = CellBytes(values)
-        if pa.types.is_floating(kind) and rounds(values, cells):
-            raise pa.ArrowInvalid("an integer that would be rounded")
-        if cells.is_trimmed:
-            with contextlib.suppress(pa.ArrowException):
-                return pc.cast(values, kind)
-        return cast_array(values, kind)
+        return cast_array(self._values(text), kind)
 
     def _shown(self, value: str | None) -> str | None:
         """Return a cell of `pointed` as the file has it."""

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 from penstock.config import Section
 from penstock.ingest.files.listing import SourceFile, extension_of
 from penstock.ingest.files.opening import can_be_cut, open_stream
-from penstock.ingest.formats.cells.cell_types import NULL_WORDS
+from penstock.ingest.formats.cell_types import NULL_WORDS
 
 __all__ = ["CsvOptions", "Dialect"]
 

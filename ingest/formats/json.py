@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from penstock.errors import DataError
-from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, promote
+from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, fits_double, promote
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
@@ -228,15 +228,8 @@ def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
     elif isinstance(value, dict) and pa.types.is_struct(kind):
         for field in kind:
             yield from _rounded(value.get(field.name), field.type)
-    elif pa.types.is_floating(kind) and isinstance(value, int) and not _is_double(value):
+    elif pa.types.is_floating(kind) and isinstance(value, int) and not fits_double(value):
         yield value
-
-
-def _is_double(value: int) -> bool:
-    try:
-        return int(float(value)) == value
-    except OverflowError:
-        return False
 
 
 def _column(

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.ingest.formats.cells.cell_bytes import CellBytes, WordBytes
+from penstock.ingest.columns.casts import is_rounded
 
-__all__ = ["NULL_WORDS", "CellTypes", "NullWords", "rounds"]
+__all__ = ["NULL_WORDS", "CellTypes", "NullWords"]
 
 
 NULL_WORDS = pa.array(
@@ -39,11 +39,15 @@ _NEXT: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     **{kinds[at]: kinds[at:] for kinds in (_STAMPS, _ZONED) for at in range(len(_UNITS))},
 }
 
-_DIGITS_OF_A_NAME = r"^\s*[+-]?(0[0-9xX]|[0-9]{20})"
-"""007 is a name, not a number, and so are 20 digits."""
+_ZERO, _SIGNS, _AFTER_ZERO = b"0"[0], np.frombuffer(b"+-", np.uint8), np.frombuffer(b"0123456789xX", np.uint8)
+"""Bytes of 007, which is a name."""
 
-_LONG_INTEGER = r"^\s*[+-]?[0-9]{19}\s*$"
-"""What 64 bits hold and a double would round."""
+_TOO_MANY_DIGITS = r"^[+-]?[0-9]{20}"
+
+_MOST_DIGITS = 19
+"""Of an integer of 64 bits."""
+
+_BEGINS_OF_NUMBERS = pa.array([sign.encode() for sign in "0123456789+-.eE \t\r\n\v\f"])
 
 _NUMBER = r"^\s*[+-]?([1-9][0-9]{0,18}|0)?(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*$"
 
@@ -58,12 +62,9 @@ class NullWords:
 
     def __init__(self, words: pa.Array = NULL_WORDS) -> None:
         self.words = words
-        self._bytes = WordBytes(words)
 
-    def without(self, text: pa.Array, cells: CellBytes | None = None) -> pa.Array:
+    def without(self, text: pa.Array) -> pa.Array:
         """Replace cells that mean "no value" by null."""
-        if not (cells or CellBytes(text)).may_hold(self._bytes):
-            return text
         absent = pc.is_in(text, self.words)
         return pc.if_else(absent, pa.scalar(None, text.type), text) if pc.any(absent).as_py() else text
 
@@ -91,68 +92,73 @@ class CellTypes:
         Returns:
             The cells in the type that the column has now, if they were cast as they are to find it; else None.
         """
-        cells = CellBytes(text)
-        values = self._null_words.without(text, cells)
-        cells = cells if values is text else CellBytes(values)
+        values = self._null_words.without(text)
         present = len(values) - values.null_count
         self.values += present
         if self.kind != pa.string():
             cast = None
             if present:
                 of_numbers = self.kind in (pa.null(), pa.int64(), pa.float64())
-                self._has_long = self._has_long or (of_numbers and rounds(values, cells))
-                self.kind, cast = self._next(values, cells)
+                self._has_long = self._has_long or (of_numbers and is_rounded(values))
+                self.kind, cast = self._next(values)
             if self.kind != pa.string():
                 self.numbers += present if self.kind in (pa.int64(), pa.float64()) else 0
                 return cast
-        is_number = _are_numbers(values, cells)
+        is_number = _are_numbers(values)
         self.numbers += int(np.count_nonzero(is_number))
         if self.first_text_row < 0 and (texts := values.is_valid().to_numpy(zero_copy_only=False) & ~is_number).any():
             row = int(np.argmax(texts))
             self.first_text_row, self.first_text = first_row + row, text[row].as_py()
         return None
 
-    def _next(self, values: pa.Array, cells: CellBytes) -> tuple[pa.DataType, pa.Array | None]:
+    def _next(self, values: pa.Array) -> tuple[pa.DataType, pa.Array | None]:
+        tidy = pc.utf8_trim_whitespace(values)
+        if pc.any(pc.starts_with(tidy, "+")).as_py():  # which Arrow reads in fractions only
+            tidy = pc.replace_substring_regex(tidy, r"^\+([0-9.])", r"\1")
         for kind in _NEXT[self.kind]:
-            fits, cast = _fits(values, cells, kind)
+            fits, cast = _fits(tidy, kind)
             if fits:
-                return (pa.string(), None) if kind == pa.float64() and self._has_long else (kind, cast)
+                if kind == pa.float64() and self._has_long:
+                    return pa.string(), None
+                return kind, cast if tidy.equals(values) else None
         return pa.string(), None
 
 
-def rounds(text: pa.Array, cells: CellBytes) -> bool:
-    """Whether there is an integer that a double would round."""
-    return _any_like(text, cells, _LONG_INTEGER)
-
-
-def _any_like(text: pa.Array, cells: CellBytes, pattern: str) -> bool:
-    """Whether a cell is like `pattern`, which is about digits without a point; only those in doubt are compared."""
-    if cells.is_trimmed:
-        if not cells.odd_digits.any():
-            return False
-        text = pc.filter(text, pa.array(cells.odd_digits))
-    return bool(pc.any(pc.match_substring_regex(text, pattern)).as_py())
-
-
-def _are_numbers(text: pa.Array, cells: CellBytes) -> np.ndarray:
-    """Return which cells read as numbers: bool [rows]."""
-    found = cells.may_be_number.copy()
-    doubtful = pc.filter(text, pa.array(found))
-    found[found] = pc.match_substring_regex(doubtful, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _fits(values: pa.Array, cells: CellBytes, kind: pa.DataType) -> tuple[bool, pa.Array | None]:
-    """Whether the cells read as `kind`, and the cast cells if they were cast as they are."""
-    if kind in (pa.int64(), pa.float64()) and _any_like(values, cells, _DIGITS_OF_A_NAME):
-        return False, None
+def _fits(values: pa.Array, kind: pa.DataType) -> tuple[bool, pa.Array | None]:
+    """Whether the trimmed cells read as `kind`, and the cast cells."""
     if kind == pa.bool_():
         return bool(pc.all(pc.match_substring_regex(values, "^(?i)(true|false)$")).as_py()), None
-    trimmed = values if cells.is_trimmed else pc.utf8_trim_whitespace(values)
     try:
         # A cast that fails makes an error of every cell, which takes 20 times as long as one that succeeds.
-        pc.cast(trimmed.slice(0, _TRIED_FIRST), kind)
-        cast = pc.cast(trimmed, kind)
+        pc.cast(values.slice(0, _TRIED_FIRST), kind)
+        cast = pc.cast(values, kind)
     except pa.ArrowInvalid:
         return False, None
-    return True, cast if trimmed is values else None
+    return (False, None) if kind in (pa.int64(), pa.float64()) and _has_name_of_digits(values) else (True, cast)
+
+
+def _has_name_of_digits(values: pa.Array) -> bool:
+    """Whether a cell is like `007` or `0x1F`, or has 20 digits. By its bytes: an expression takes five times as long."""
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    codes = np.frombuffer(values.buffers()[2] or b"\0", np.uint8)
+    begins = offsets[:-1] + np.isin(codes[np.minimum(offsets[:-1], len(codes) - 1)], _SIGNS)
+    lengths = offsets[1:] - begins
+    zeros = begins[(codes[np.minimum(begins, len(codes) - 1)] == _ZERO) & (lengths > 1)] + 1
+    if np.isin(codes[zeros], _AFTER_ZERO).any():
+        return True
+    if lengths.max(initial=0) <= _MOST_DIGITS:
+        return False
+    long = pc.filter(values, pa.array(lengths > _MOST_DIGITS))
+    return bool(pc.any(pc.match_substring_regex(long, _TOO_MANY_DIGITS)).as_py())
+
+
+def _are_numbers(text: pa.Array) -> np.ndarray:
+    """Return which cells read as numbers: bool [rows]."""
+    found = _begins_with(text, _BEGINS_OF_NUMBERS).fill_null(False)
+    likely = pc.match_substring_regex(pc.filter(text, found), _NUMBER)
+    return pc.replace_with_mask(found, found, likely).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _begins_with(text: pa.Array, begins: pa.Array) -> pa.Array:
+    """Whether a cell begins with one of `begins`, which are equally long."""
+    return pc.is_in(pc.binary_slice(pc.cast(text, pa.binary()), 0, len(begins[0].as_py())), begins)

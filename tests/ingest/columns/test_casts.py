@@ -1,0 +1,60 @@
+"""A cast keeps each value, or is refused."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.ingest.columns.casts import cast_array, first_bad_row
+
+_TIME = datetime.datetime(2020, 1, 1, 5)
+_DAY = datetime.datetime(2020, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "result"),
+    [
+        (pa.array(["9007199254740993", "5.0", "+7", None]), pa.int64(), [9007199254740993, 5, 7, None]),
+        (pa.array([" 18446744073709551615", "-0.0"]), pa.uint64(), [18446744073709551615, 0]),
+        (pa.array(["10000000000000000", "+0.5"]), pa.float64(), [1e16, 0.5]),
+        (pa.array([0, 1, None]), pa.bool_(), [False, True, None]),
+        (pa.array([_DAY, None]), pa.date32(), [_DAY.date(), None]),
+        (pa.array([1.1, 0.07, -123456.78]), pa.decimal128(12, 2), ["1.10", "0.07", "-123456.78"]),
+        (pa.array([[1, 0], []]), pa.list_(pa.bool_()), [[True, False], []]),
+        (pa.array([_TIME]), pa.timestamp("us", "UTC"), [_TIME.replace(tzinfo=datetime.UTC)]),
+    ],
+)
+def test_cast_keeps_each_value(values: pa.Array, kind: pa.DataType, result: list[Any]) -> None:
+    found = cast_array(values, kind).to_pylist()
+    assert [str(each) for each in found] == [str(each) for each in result]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array(["1", "5.5"]), pa.int64()),
+        (pa.array(["1", "9007199254740993"]), pa.float64()),
+        (pa.array(["1", "9007199254740993"]), pa.float32()),
+        (pa.array([1, 2]), pa.bool_()),
+        (pa.array([1.0, 0.5]), pa.bool_()),
+        (pa.array([0.0, float("nan")]), pa.bool_()),
+        (pa.array([[0], [1, 2]]), pa.list_(pa.bool_())),
+        (pa.array([{"a": 1}, {"a": 2}]), pa.struct([("a", pa.bool_())])),
+        (pa.array([_DAY, _TIME]), pa.date32()),
+        (pa.array([_DAY, _TIME]), pa.date64()),
+        (pa.array([1.0, 1.005]), pa.decimal128(5, 2)),
+    ],
+)
+def test_cast_that_loses_names_the_row(values: pa.Array, kind: pa.DataType) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        cast_array(values, kind)
+    assert first_bad_row(values, kind) == 1
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.time64("us")])
+def test_cast_of_a_moment_without_its_zone_is_refused(kind: pa.DataType) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        cast_array(pa.array([_TIME], pa.timestamp("us", "Europe/Rome")), kind)
