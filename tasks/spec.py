@@ -113,12 +113,13 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if spec.data.columns is not None and spec.data.label is not None and spec.data.label not in spec.data.columns:
         problems.append(("data.columns", f"the label {spec.data.label!r} is not among the columns read; add it"))
     best = train.checkpoint.best
-    if best is not None and spec.data.validation is None:
-        problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
-    if best is not None and not best.metric.startswith("val/"):
-        problems.append(
-            ("train.checkpoint.best.metric", f"{best.metric!r} is not a validation metric; the name starts with val/")
-        )
+    if best is not None and train.loop is None:  # a loop reports names of its own
+        if spec.data.validation is None:
+            problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
+        if not best.metric.startswith("val/"):
+            problems.append(
+                ("train.checkpoint.best.metric", f"{best.metric!r} is not a validation metric; the name starts with val/")
+            )
     if best is not None and (problem := mode_problem(best.metric, best.mode)):
         problems.append(("train.checkpoint.best.mode", problem))
     if spec.evaluate.slices and spec.materialize.cache != "disk":

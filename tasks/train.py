@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
+from penstock.messages import did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
@@ -37,8 +38,18 @@ from penstock.training.events import (
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import ModelSpec
 from penstock.training.own_values import mlflow_warning
+from penstock.training.spec import BestSpec
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "model_spec", "other_weights", "trusted_checkpoint"]
+__all__ = [
+    "STAGE",
+    "best_warning",
+    "checkpoint_store",
+    "chosen_checkpoint",
+    "make_job",
+    "model_spec",
+    "other_weights",
+    "trusted_checkpoint",
+]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -130,6 +141,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
     _check_ended_well(ctx, outcome)
+    if warning := best_warning(job.spec.checkpoint.best, outcome):
+        ctx.warn(f"train: {warning}")
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
 
@@ -180,6 +193,17 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         Warned: lambda event: ctx.warn(f"train: {event.message}"),
         TrainProgress: progressed,
     }
+
+
+def best_warning(best: BestSpec | None, outcome: TrainOutcome) -> str:
+    """Explain that no checkpoint was the best one, since none has the metric; empty if one was, or none is asked for."""
+    if best is None or outcome.best_checkpoint is not None:
+        return ""
+    meant = did_you_mean(best.metric, outcome.metrics)
+    return (
+        f"train.checkpoint.best: no checkpoint has {best.metric!r}{meant}, so the newest is evaluated and registered; it has "
+        f"{', '.join(sorted(outcome.metrics)) or 'no metric'}"
+    )
 
 
 def _check_ended_well(ctx: RunContext, outcome: TrainOutcome) -> None:

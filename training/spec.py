@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from penstock.config import OnResume, Section
+from penstock.ingest.schema import SPLITS, Split
 
-__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrackingSpec", "TrainSpec"]
+__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrackingSpec", "TrainSpec", "split_names"]
+
+
+def split_names(datasets: Mapping[str, str] | str) -> dict[str, Split]:
+    """Return the split that each name of a dataset means, by `train.datasets`."""
+    own = {} if isinstance(datasets, str) else {name: split for name in datasets for split in SPLITS if datasets[name] == split}
+    return {**{split: split for split in SPLITS}, "valid": "validation", "val": "validation", **own}
 
 
 class BestSpec(Section):
     """Which checkpoint is the best one, kept besides the newest."""
 
     metric: Annotated[str, OnResume.WARN] = "val/loss"
-    """A validation metric, as MLflow shows it."""
+    """A validation metric, as MLflow shows it, or any that a `loop` reports with a checkpoint."""
     mode: Annotated[Literal["min", "max"], OnResume.WARN] = "min"
     """Whether lower or higher is better. The wrong mode for one of penstock's own metrics is an error."""
 
@@ -82,9 +89,10 @@ class TrainSpec(Section):
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
     `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
     The content is part of the key."""
-    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] | str = Field(default_factory=dict)
+    datasets: dict[str, Literal["split", "whole", "train", "validation", "test"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
-    (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
+    (`whole`). A name of your own is one of a split: `{holdout: test}`; `valid` and `val` are names of validation. Or
+    `file.py:Name` of a `ray.train.DataConfig`."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
     """What else happens while training runs: `early_stopping`, `ema`, or `file.py:Name`; with options as
     `early_stopping: {patience: 3}` (docs/callbacks.md)."""
@@ -119,6 +127,14 @@ class TrainSpec(Section):
     def _datasets_are_a_loops(self) -> TrainSpec:
         if self.datasets and self.framework != "ray_train":
             raise ValueError(f"`datasets` is for `loop`; {self.framework} cuts every split over the workers: take it out")
+        names = split_names(self.datasets)
+        for name, how in self.datasets.items() if isinstance(self.datasets, dict) else ():
+            if name not in names:
+                raise ValueError(
+                    f"datasets: {name!r} is not a split; write which it is, {name}: test, or take one of {[*names]}"
+                )
+            if how in SPLITS and name in SPLITS and how != name:
+                raise ValueError(f"datasets: {name} is a split itself, not {how}")
         return self
 
     @field_validator("callbacks")

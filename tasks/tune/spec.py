@@ -64,7 +64,8 @@ class TuneSpec(PluginSection):
     space: Annotated[dict[str, Dimension], OnResume.FREE, Field(min_length=1)]
     """Key of this file, dotted as `--set` takes it, such as `train.params.hidden` -> the values it may take."""
     metric: Annotated[str, OnResume.FREE] = "val/loss"
-    """What trials are compared by: a validation metric, as MLflow shows it. The test split is for the best trial alone."""
+    """What trials are compared by: a validation metric, as MLflow shows it, or any that a `loop` reports. The test split is for
+    the best trial alone."""
     mode: Annotated[Literal["min", "max"], OnResume.FREE] = "min"
     """Whether lower or higher is better. One of penstock's own metrics beside the wrong one is an error."""
     trials: Annotated[PositiveInt | None, OnResume.FREE] = None
@@ -90,13 +91,6 @@ class TuneSpec(PluginSection):
                 raise ValueError(f"{key} and a key below it are both in the space")
         return space
 
-    @field_validator("metric")
-    @classmethod
-    def _is_of_validation(cls, metric: str) -> str:
-        if not metric.startswith("val/"):
-            raise ValueError("it is not a validation metric; its name starts with val/")
-        return metric
-
     @model_validator(mode="after")
     def _fits_the_searcher(self) -> TuneSpec:
         for key, dimension in self.space.items():
@@ -109,8 +103,11 @@ class TuneSpec(PluginSection):
     def problems(self, spec: Any) -> list[tuple[str, str]]:
         """Return the rules between a sweep and its pipeline that are broken."""
         found = []
-        if spec.data.validation is None:
-            found.append(("tune.metric", f"{self.metric!r} needs a validation split; set data.validation"))
+        if spec.train.loop is None:  # a loop reports names of its own
+            if not self.metric.startswith("val/"):
+                found.append(("tune.metric", f"{self.metric!r} is not a validation metric; its name starts with val/"))
+            if spec.data.validation is None:
+                found.append(("tune.metric", f"{self.metric!r} needs a validation split; set data.validation"))
         if problem := mode_problem(self.metric, self.mode):
             found.append(("tune.mode", problem))
         return found

@@ -13,12 +13,13 @@ from penstock.errors import CheckpointError, Interrupted, PenstockError, Service
 from penstock.flows.spec_file import load_spec
 from penstock.progress import silent
 from penstock.tasks.stage import VerifyContext
-from penstock.tasks.train import STAGE
+from penstock.tasks.train import STAGE, best_warning
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.spec import BestSpec
 from tests.drills.project import make_project
 from tests.training.digits import make_job
 
@@ -105,3 +106,11 @@ def test_train_facts_name_registered_step() -> None:
     facts = dict(STAGE.facts({**outcome, **more}))
     assert facts["steps"] == "840, model of step 126" and facts["checkpoint"] == "step-126"
     assert dict(STAGE.facts({**outcome, **more, "model_step": 840}))["steps"] == "840"
+
+
+def test_best_metric_that_no_checkpoint_has_is_warned_of() -> None:
+    outcome = TrainOutcome.model_construct(best_checkpoint=None, metrics={"accuracy": 0.5, "loss": 1.0})
+    warning = best_warning(BestSpec(metric="acuracy", mode="max"), outcome)
+    assert "no checkpoint has 'acuracy'; did you mean 'accuracy'?" in warning and warning.endswith("it has accuracy, loss")
+    assert best_warning(None, outcome) == ""
+    assert best_warning(BestSpec(), outcome.model_copy(update={"best_checkpoint": "step-7"})) == ""

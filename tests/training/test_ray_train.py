@@ -402,8 +402,8 @@ def test_data_config_sets_split_datasets_refuses_unsupported(tmp_path: Path) -> 
             job = replace(job, data_config=capture(datasets, Path(__file__).parent))
         return sum(len(batch["label"]) for batch in session_of(job, 0).shard(name).iter_batches(batch_size=16))
 
-    for datasets in ("loops.py:data_config", {"validation": "whole"}):
-        assert rows(datasets, "validation") == ROWS["validation"] and rows(datasets, "train") <= ROWS["train"] // 2 + 1
+    for datasets in ("loops.py:data_config", {"validation": "whole"}, {"valid": "whole"}):
+        assert rows(datasets, "val") == ROWS["validation"] and rows(datasets, "train") <= ROWS["train"] // 2 + 1
     assert rows({}, "validation") <= ROWS["validation"] // 2 + 1
     with pytest.raises(SpecError) as refused:
         rows("loops.py:OwnShards", "train")
@@ -418,6 +418,27 @@ def test_data_config_sets_split_datasets_refuses_unsupported(tmp_path: Path) -> 
         rows("loops.py:Block", "train")
     with pytest.raises(ValueError, match="`datasets` is for `loop`"):
         TrainSpec(recipe="a.py:Net", datasets={"validation": "whole"})
+
+
+def test_names_of_datasets_are_those_of_splits(tmp_path: Path) -> None:
+    session = session_of(loop_job(tmp_path, datasets={"holdout": "test", "holdout_too": "test"}), 0)
+    assert session.shard("valid") is session.shard("val") is session.shard("validation")
+    assert session.shard("holdout") is session.shard("holdout_too") is session.shard("test")
+    with pytest.raises(SpecError, match=r"'val', 'holdout', 'holdout_too'") as refused:
+        session.shard("extra")
+    assert "train.datasets: {extra: test}" in refused.value.next_step
+    for datasets, why in (({"extra": "whole"}, "'extra' is not a split"), ({"test": "train"}, "test is a split itself")):
+        with pytest.raises(ValueError, match=why):
+            TrainSpec(loop="a.py:f", datasets=datasets)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_best_checkpoint_goes_by_a_name_that_the_loop_reports(tmp_path: Path) -> None:
+    job = loop_job(tmp_path, checkpoint={"best": {"metric": "loss", "mode": "max"}})
+    run_alone(job)
+    best = job_checkpoints(job).best()
+    assert best is not None and best.state.step == 11
+    assert best.manifest.metrics["loss"] > newest(tmp_path).manifest.metrics["loss"]
 
 
 @pytest.mark.usefixtures("without_ray")

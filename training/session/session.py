@@ -38,6 +38,7 @@ from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.session.shard import Shard
+from penstock.training.spec import split_names
 from penstock.training.state import TrainState
 from penstock.usercode.capture import UserCode
 
@@ -153,38 +154,41 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return self.shard(dataset_info.dataset_name or _TRAIN)
 
     def shard(self, name: str) -> Shard:
-        """Return this rank's `Shard` of a split: one object for each name, which counts epochs.
+        """Return this rank's `Shard` of a dataset: one object for each split, which counts epochs.
+
+        Args:
+            name: a split, `valid` or `val`, or a name that `train.datasets` gives to a split.
 
         Raises:
-            SpecError: `name` is not a split with rows.
+            SpecError: `name` is not a dataset with rows.
         """
-        rows = self._job.manifest.rows
-        if name not in SPLITS or not rows.get(name):
-            there = [split for split in SPLITS if rows.get(split)]
+        rows, names = self._job.manifest.rows, split_names(self._job.spec.datasets)
+        there = [known for known, split in names.items() if rows.get(split)]
+        if name not in there:
             raise SpecError(
                 f"ray.train.get_dataset_shard({name!r}): the pipeline has {', '.join(map(repr, there))}",
-                next_step=f"take one of these names, or give the data a {name} split"
-                if name in SPLITS
-                else "take one of these",
+                next_step=f"give the data a {names[name]} split"
+                if name in names
+                else f"give a split this name, train.datasets: {{{name}: test}}, or take one of these",
             )
-        if name not in self._shards:
-            split: Split = name
+        split = names[name]
+        if split not in self._shards:
             rank, shares = (0, 1) if split in self._whole else (self._group.rank, self._group.world_size)
 
             def open_feed(batch_rows: int, device: torch.device) -> Feed:
                 spec = self._job.spec.model_copy(update={"batch_rows": batch_rows})
                 return open_job_feed(replace(self._job, spec=spec), split, rank, shares, device)
 
-            train = name == _TRAIN
+            train = split == _TRAIN
             total = self._job.order.epoch_rows if train else rows[split]
             start = (self._epoch, self._position) if train else (0, 0)
             watched: dict[str, Any] = {"passed": self._passed, "done": self._done} if train else {}
             if train and not self._knows_epochs:
                 watched["ended"] = self._ended
-            self._shards[name] = Shard(
-                name, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, start=start, **watched
+            self._shards[split] = Shard(
+                split, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, start=start, **watched
             )
-        return self._shards[name]
+        return self._shards[split]
 
     def report(
         self,
@@ -359,7 +363,8 @@ def _whole(job: TrainJob) -> Collection[str]:
     if job.data_config is not None:
         return whole_datasets(job.data_config)
     assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
-    return [name for name, how in job.spec.datasets.items() if how == "whole"]
+    names = split_names(job.spec.datasets)
+    return [names[name] for name, how in job.spec.datasets.items() if how == "whole"]
 
 
 def whole_datasets(code: UserCode) -> frozenset[Split]:
@@ -383,7 +388,8 @@ def whole_datasets(code: UserCode) -> frozenset[Split]:
             f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
             next_step="or write which are whole: train.datasets: {validation: whole}",
         )
-    cut = list(SPLITS) if config._datasets_to_split == "all" else config._datasets_to_split
+    names = split_names({})
+    cut = list(SPLITS) if config._datasets_to_split == "all" else [names.get(each, each) for each in config._datasets_to_split]
     problems = [
         f"its own {name}() works on Ray Data's datasets, and these rows come from penstock's feed"
         for name in ("configure", "default_ingest_options")

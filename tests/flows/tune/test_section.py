@@ -26,6 +26,20 @@ def test_sweep_without_validation_split_is_refused(tmp_path: Path) -> None:
     assert any("tune.metric: 'val/loss' needs a validation split; set data.validation" in each for each in found)
 
 
+def test_metric_of_a_recipe_is_of_validation_a_loop_names_its_own(tmp_path: Path) -> None:
+    entries = [
+        "tune={metric: accuracy, mode: max, space: {train.params.a: {choice: [1]}}}",
+        "train.checkpoint.best={metric: accuracy, mode: max}",
+    ]
+    (tmp_path / "loop.py").write_text("def train_func(config):\n    pass\n")
+    file = write(tmp_path, GOOD)
+    assert {problem.split(": ", 2)[1] for problem in problems_of(file, *entries)} == {
+        "tune.metric",
+        "train.checkpoint.best.metric",
+    }
+    assert load_spec(file, ["train={loop: loop.py:train_func, params: {a: 1}}", *entries])
+
+
 def test_problem_of_the_section_names_its_line(tmp_path: Path) -> None:
     space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
