@@ -61,7 +61,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
         ctx.need_ray()
-        measured = on_one_worker(spec.train, "evaluate", partial(measure, share_out=True), ctx.reporter.report)
+        measured = on_one_worker(spec.train, "evaluate", measure, ctx.reporter.report)
     else:
         measured = measure(progress=ctx.reporter.progress("evaluate"))
     result = measured.result
@@ -140,7 +140,7 @@ def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
     """Format the rows with the highest losses as CSV, with file, row and names of classes.
 
     Args:
-        answers: columns of training/evaluation/split_measures.py, with `file` and `row`.
+        answers: columns of training/evaluation/evaluate.py, with `file` and `row`.
     """
     order = pc.sort_indices(answers, [("loss", "descending")]).slice(0, MOST_WRONG_ROWS)
     worst = answers.take(order)
@@ -160,22 +160,13 @@ def _csv(table: pa.Table) -> str:
 
 
 def measure_checkpoint(
-    job: TrainJob, model: ModelSpec, files: Storage, *, splits: Sequence[Split], share_out: bool = False, **options: Any
+    job: TrainJob, model: ModelSpec, files: Storage, *, splits: Sequence[Split], **options: Any
 ) -> EvaluationResult:
-    """Measure in this process, with as many threads as a training worker has.
-
-    Args:
-        share_out: let free workers of the cluster measure some of the batches, if this process would take long alone.
-    """
+    """Measure in this process, with as many threads as a training worker has."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(job.spec.cpus_per_worker)))
     try:
-        helpers = None
-        if share_out:
-            from penstock.training.on_ray.evaluation_helpers import can_share_out, start_helpers  # it loads Ray
-
-            helpers = partial(start_helpers, model, files) if can_share_out(job) else None
-        return evaluate_model(job, load_model(model, files), splits=splits, helpers=helpers, **options)
+        return evaluate_model(job, load_model(model, files), splits=splits, **options)
     finally:
         torch.set_num_threads(before)
 

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -191,19 +191,6 @@ class OwnValues:
                     values[name] = total / rows if reduce == "mean" else total
             found.append(values)
         return found
-
-    def sums(self) -> dict[str, Any]:
-        """Return the last step as plain numbers, for `add_sums` in another process."""
-        with self._lock:
-            return {name: (self._reduce[name], float(total), rows) for name, (total, rows) in self._steps[-1].items()}
-
-    def add_sums(self, sums: Mapping[str, tuple[Reduce, float, float]]) -> None:
-        """Add the values that another process logged."""
-        with self._lock:
-            for name, (reduce, total, rows) in sums.items():
-                self._reduce[name] = reduce
-                known = self._steps[-1].setdefault(name, [0.0, 0.0])
-                known[0], known[1] = known[0] + total, known[1] + rows
 
     def totals(self) -> dict[str, float]:
         """Add up all values as one step. A collective."""

@@ -23,7 +23,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
-from penstock.training.evaluation.split_measures import Slice
+from penstock.training.evaluation.evaluate import Slice
 
 __all__ = ["MAX_VALUES", "HeldOut", "held_out_of", "slices_of"]
 

@@ -287,7 +287,7 @@ class Ledger:
             return None
 
     def save_answers(self, run_id: str, split: Split, rows: pa.Table) -> None:
-        """Keep a model's answers on a split: columns of training/evaluation/split_measures.py, `file` and `row` where known."""
+        """Keep a model's answers on a split: columns of training/evaluation/evaluate.py, `file` and `row` where known."""
         into = io.BytesIO()
         with pa.ipc.new_file(into, rows.schema) as writer:
             writer.write_table(rows)

@@ -1,5 +1,4 @@
 """How good is a model, in training and finished?
 
-Public: `metrics`, `validation` (in training), `evaluate` (a finished model), `split_measures` (one split, measured by several
-processes), `figures`, `paired` (two models on the same rows).
+Public: `metrics`, `validation` (in training), `evaluate` (a finished model), `figures`, `paired` (two models on the same rows).
 """

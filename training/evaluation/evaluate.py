@@ -5,29 +5,90 @@ Rows are streamed; memory holds five numbers of each, and the state of the metri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from penstock.errors import DataError
-from penstock.ingest.schema import METRICS_OF, Split
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import METRICS_OF, FeedSchema, Split
 from penstock.progress import Progress, silent
-from penstock.training.evaluation.metrics import make_metrics
-from penstock.training.evaluation.split_measures import (
-    MAX_ROWS,
-    Slice,
-    SplitMeasures,
-    StartHelpers,
-    measure_batches,
-)
+from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
-from penstock.training.model import TrainedModel
+from penstock.training.model import ClassScores, TrainedModel
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["EvaluationResult", "evaluate"]
+__all__ = ["EvaluationResult", "RowResults", "Slice", "evaluate"]
+
+
+MAX_ROWS = 1_000_000
+"""Rows of a split whose answers are recorded: the first ones in stored order, 20 bytes each."""
+
+
+@dataclass
+class RowResults:
+    """One model's answers on one split, in the order they were made.
+
+    Attributes:
+        ids: number of each row in its split.
+        predicted: the class of the highest score, or the value.
+        target: the class, or the value.
+        loss: -log of the true class's probability, or the distance from the true value.
+        confidence: the probability of the predicted class; none of a value.
+    """
+
+    ids: list[NDArray[np.int64]] = field(default_factory=list)
+    predicted: list[NDArray[np.float32]] = field(default_factory=list)
+    target: list[NDArray[np.float32]] = field(default_factory=list)
+    loss: list[NDArray[np.float32]] = field(default_factory=list)
+    confidence: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(
+        self, ids: NDArray[np.int64], columns: dict[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
+    ) -> None:
+        """Add a batch of predictions, if the label is one class or one number."""
+        kind = label_kind(schema)
+        several = schema.label is not None and schema[schema.label].shape
+        if kind == "none" or several:
+            return
+        prediction = prepare_predictions(output, schema, predicts).float().cpu().numpy()
+        target = prepare_target(columns[str(schema.label)], schema).cpu().numpy()
+        if kind == "regression":
+            predicted, loss = prediction, np.abs(prediction - target)
+        else:
+            of_truth = prediction[np.arange(len(target)), target.astype(np.int64)]
+            predicted, loss = prediction.argmax(axis=1), -np.log(np.maximum(of_truth, 1e-12))
+            self.confidence.append(prediction.max(axis=1))
+        self.ids.append(ids)
+        for values, into in ((predicted, self.predicted), (target, self.target), (loss, self.loss)):
+            into.append(np.asarray(values, np.float32))
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return `id` and the other attributes that have values, ordered by row number; empty without rows."""
+        if not self.ids:
+            return {}
+        ids = np.concatenate(self.ids)
+        order = np.argsort(ids, kind="stable")
+        named = {name: getattr(self, name) for name in ("predicted", "target", "loss", "confidence")}
+        return {"id": ids[order], **{name: np.concatenate(values)[order] for name, values in named.items() if values}}
+
+
+class Slice(NamedTuple):
+    """Some rows of a split. Picklable."""
+
+    column: str
+    name: str
+    """Readable: `country=France`, `18<=age<30`."""
+    rows: np.ndarray
+    """bool [rows of the split], by the row's number."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +121,6 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     figures: bool = True,
     slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
-    helpers: StartHelpers | None = None,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure a model on held-out splits, in this process.
@@ -72,7 +132,6 @@ def evaluate(
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
         slices: which rows of a split are measured by themselves, too.
-        helpers: starts other processes for some of the batches; the last bits of the values may differ then.
         progress: takes the rows done.
 
     Raises:
@@ -98,32 +157,22 @@ def evaluate(
     for split in splits:
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        measures = SplitMeasures(job, model, split, names, slices.get(split, ()))
-        task = partial(measure_batches, job, split, names, slices.get(split, ()))
-        batches = -(-rows_of[split] // job.spec.batch_rows)
-        # user metrics may not be mergeable
-        started = [] if helpers is None or measures.metrics.raw else helpers(task, batches)
-        measures.measure(0, started[0].first if started else None, observe)
-        for helper in started:
-            counts = helper.result()
-            if counts is None:
-                measures.measure(helper.first, helper.last, observe)
-            else:
-                measures.merge(counts)
-                observe(counts.rows_counted)
-        answers = measures.rows.columns()
+        measured, parts, collected, (loss, count), logged = _measure_split(
+            job, model, split, names, slices.get(split, ()), observe
+        )
+        answers = collected.columns()
         result.rows[split] = {name: values[:MAX_ROWS] for name, values in answers.items() if name != "confidence"}
-        for part, metrics_of_part in measures.slices:
+        for part, metrics_of_part in parts:
             entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}
             of_part, undefined = metrics_of_part.compute(), metrics_of_part.undefined
             shown = {name: None if name in undefined else value for name, value in of_part.items()}
             why = "; ".join(f"{name}: {reason}" for name, reason in undefined.items()) or None
             result.slices.append({**entry, **shown, "not_defined": why})
-        values = {"loss": measures.loss / measures.count} if has_loss else {}
-        values |= measures.metrics.compute()
+        values = {"loss": loss / count} if has_loss else {}
+        values |= measured.compute()
         phase = METRICS_OF[split]
-        result.undefined.update({f"{phase}/{name}": reason for name, reason in measures.metrics.undefined.items()})
-        result.metrics.update(measures.logged.totals() | {f"{phase}/{name}": value for name, value in values.items()})
+        result.undefined.update({f"{phase}/{name}": reason for name, reason in measured.undefined.items()})
+        result.metrics.update(logged | {f"{phase}/{name}": value for name, value in values.items()})
         if figures:
             from penstock.training.evaluation import figures as draw  # matplotlib and scikit-learn take a second and a half
 
@@ -138,3 +187,39 @@ def evaluate(
 
             result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
     return result
+
+
+def _measure_split(
+    job: TrainJob,
+    model: TrainedModel,
+    split: Split,
+    names: Sequence[str] | None,
+    slices: Sequence[Slice],
+    observe: Callable[[int], None],
+) -> tuple[MetricSet, list[tuple[Slice, MetricSet]], RowResults, tuple[float, int], dict[str, float]]:
+    """Run the model over a split.
+
+    Returns:
+        Metrics of the split and of each slice, the answers, (sum of the rows' losses, rows), and values that user code logged.
+    """
+    schema, collected = job.manifest.feed_schema, RowResults()
+    whole, *parts = (make_metrics(names, schema, model).to(model.device) for _ in range(1 + len(slices)))
+    measured = list(zip(slices, parts, strict=True))
+
+    def seen(batch: Batch, output: Tensor) -> None:
+        collected.add(batch.row_ids, batch.columns, output, schema, model.predicts)
+        for part, metrics in measured:
+            _measure_slice(part, metrics, batch, output)
+        observe(len(output))
+
+    feed = open_job_feed(job, split, 0, 1, model.device)
+    with collecting(OwnValues(None, METRICS_OF[split])) as logged:
+        loss = run_over(model, feed.batches(0), whole, seen)
+    return whole, measured, collected, loss, logged.totals()
+
+
+def _measure_slice(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:
+    chosen = torch.from_numpy(np.flatnonzero(part.rows[batch.row_ids])).to(output.device)
+    if len(chosen):
+        columns = {name: values[chosen] for name, values in batch.columns.items() if len(values) == len(output)}
+        metrics.update(output[chosen], columns)

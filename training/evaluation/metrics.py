@@ -34,7 +34,6 @@ __all__ = [
     "CLASSIFICATION",
     "REGRESSION",
     "MetricSet",
-    "State",
     "label_kind",
     "make_metrics",
     "prepare_predictions",
@@ -42,9 +41,6 @@ __all__ = [
     "validation_metrics",
 ]
 
-
-State = dict[str, dict[str, Any]]
-"""Accumulators by metric and name: tensors, or lists of them."""
 
 LabelKind = Literal["classification", "multilabel", "regression", "none"]
 
@@ -196,18 +192,6 @@ class MetricSet:
         for name, metric in self.metrics.items():
             binary = self.schema.num_classes == 2 and name in _OF_CLASS_1
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
-
-    def state(self) -> State:
-        """Return the accumulators, on the CPU, for `merge` in another process."""
-        return {name: {key: _moved(value, "cpu") for key, value in each.metric_state.items()} for name, each in self._each()}
-
-    def merge(self, state: State) -> None:
-        """Add the accumulators of another process that measured the same metrics; not for a recipe's own."""
-        for name, metric in self._each():
-            metric.merge_state({key: _moved(value, metric.device) for key, value in state[name].items()})
-
-    def _each(self) -> list[tuple[str, Metric]]:
-        return [*self.metrics.items(), *([] if self._counts is None else [("", self._counts)])]
 
     def compute(self) -> dict[str, float]:
         """Compute the values over all rows of all ranks, and reset the accumulators. A collective of torchmetrics.
@@ -373,11 +357,6 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) ->
         fact = facts.get(kind, "a number")
         return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
     return None if model.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
-
-
-def _moved(value: Any, device: Any) -> Any:
-    """Move a state of a metric: a tensor, or a list of tensors."""
-    return [each.to(device) for each in value] if isinstance(value, list) else value.to(device)
 
 
 def _takes_predictions_alone(metric: Metric) -> bool:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import itertools
-import pickle
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +26,8 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.evaluation.evaluate import RowResults, Slice, evaluate
 from penstock.training.evaluation.figures import class_table, draw_figures, figure_png
-from penstock.training.evaluation.metrics import CLASSIFICATION, REGRESSION, make_metrics
-from penstock.training.evaluation.split_measures import Helper, MeasuredBatches, RowResults, Slice
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, Predicts, TrainedModel, load_model
@@ -96,60 +90,6 @@ def test_metrics_agree_with_scikit_learn(trained: tuple[TrainJob, Checkpoint]) -
     }
     table = result.tables["test-classes"]
     assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
-
-
-def test_helper_counts_are_merged_failed_ones_recounted(trained: tuple[TrainJob, Checkpoint]) -> None:
-    job, checkpoint = trained
-    job = replace(job, spec=job.spec.model_copy(update={"batch_rows": 1}))
-    metrics = [*CLASSIFICATION]
-    _, labels = split_rows(job.manifest, job.data_storage, "test")
-    slices = {"test": [Slice("digit", "digit<5", labels < 5)]}
-    failing: list[int] = []
-    calls: list[tuple[int, int]] = []
-
-    def helpers(measure: Any, batches: int) -> list[Helper]:
-        def result(a: int, b: int) -> MeasuredBatches | None:
-            calls.append((a, b))
-            counts: MeasuredBatches = pickle.loads(pickle.dumps(measure(loaded(job, checkpoint), a, b)))
-            return None if a in failing else counts
-
-        edges = [25, 36, batches]
-        return [Helper(a, b, partial(result, a, b)) for a, b in itertools.pairwise(edges)]
-
-    alone = evaluate(job, loaded(job, checkpoint), metrics=metrics, slices=slices)
-    assert len(alone.metrics) == len(metrics) + 1
-    for fails in (False, True):
-        failing += [36] * fails
-        seen: list[float] = []
-        shared = evaluate(
-            job,
-            loaded(job, checkpoint),
-            metrics=metrics,
-            slices=slices,
-            helpers=helpers,
-            progress=lambda done, *_: seen.append(done),  # noqa: B023
-        )
-        assert shared.metrics == pytest.approx(alone.metrics, rel=1e-6) and seen[-1] == job.manifest.rows["test"]
-        assert shared.tables == alone.tables and shared.figures.keys() == alone.figures.keys()
-        (part,), (whole,) = shared.slices, alone.slices
-        assert {k: v for k, v in part.items() if isinstance(v, float)} == pytest.approx(
-            {k: v for k, v in whole.items() if isinstance(v, float)}, rel=1e-6
-        )
-        for name, values in alone.rows["test"].items():
-            assert np.array_equal(values, shared.rows["test"][name]), name
-    assert len(calls) == 4
-
-
-def test_regression_counts_of_two_processes_are_merged() -> None:
-    schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
-    true = torch.rand(100)
-    predicted = true + 0.1 * torch.randn(100)
-    whole, *parts = (make_metrics([*REGRESSION], schema, Numbers()) for _ in range(3))
-    whole.update(predicted, {"price": true})
-    for part, rows in zip(parts, (slice(0, 30), slice(30, None)), strict=True):
-        part.update(predicted[rows], {"price": true[rows]})
-    parts[0].merge(pickle.loads(pickle.dumps(parts[1].state())))
-    assert parts[0].compute() == pytest.approx(whole.compute(), rel=1e-12)
 
 
 class Numbers(Predicts):

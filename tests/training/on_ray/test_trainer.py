@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,13 @@ import torch.distributed as dist
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
 from penstock.errors import TrainingError
-from penstock.storage import Storage
 from penstock.tasks.evaluate import measure_checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.evaluation.evaluate import EvaluationResult, evaluate
-from penstock.training.evaluation.split_measures import Helper
 from penstock.training.events import CheckpointCommitted, Event, Notice, Printed, Stalled, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.job import TrainJob
-from penstock.training.model import ModelSpec, load_model, own_device
+from penstock.training.model import ModelSpec, own_device
 from penstock.training.on_ray import trainer
-from penstock.training.on_ray.evaluation_helpers import start_helpers
 from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
 from penstock.training.on_ray.one_worker import on_one_worker, worker_needs
 from penstock.training.on_ray.trainer import TrainOutcome, train
@@ -294,10 +289,6 @@ def test_cluster_evaluation_gives_the_same_numbers(tmp_path: Path) -> None:
     assert said == ["evaluate: on CPUs: there is no GPU now (train.gpus: auto)"]
     assert there.metrics == here.metrics and len(here.metrics) == 6
     assert (there.figures, there.tables) == (here.figures, here.tables)
-    small = replace(job, spec=job.spec.model_copy(update={"batch_rows": 1}))
-    alone = measure_checkpoint(small, model, checkpoint.storage, splits=["validation", "test"])
-    shared, helped = on_one_worker(small.spec, "evaluate", partial(measured_with_help, small, model, checkpoint.storage), print)
-    assert helped > 1 and shared.metrics == pytest.approx(alone.metrics, rel=1e-6) and shared.tables == alone.tables
 
 
 def test_model_is_measured_on_its_assigned_gpu_only(tmp_path: Path) -> None:
@@ -312,19 +303,6 @@ def device_where_torch_sees_gpus(given: list[str] | None = None) -> str:
     ids = mock.patch.object(ray, "get_gpu_ids", lambda: given) if given else contextlib.nullcontext()
     with mock.patch.object(torch.cuda, "is_available", lambda: True), ids:
         return own_device().type
-
-
-def measured_with_help(job: TrainJob, model: ModelSpec, files: Storage) -> tuple[EvaluationResult, int]:
-    """In a worker; also returns how many helpers counted."""
-    started: list[Helper] = []
-
-    def start(*given: Any) -> list[Helper]:
-        helpers = start_helpers(model, files, *given, fewest_batches=20)
-        started.extend(helpers)
-        return helpers
-
-    result = evaluate(job, load_model(model, files), splits=["validation", "test"], helpers=start)
-    return result, sum(helper.result() is not None for helper in started)
 
 
 def test_cluster_task_death_and_error_reach_the_driver() -> None:
