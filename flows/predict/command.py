@@ -1,16 +1,20 @@
-"""The verb `predict` of the command: its arguments and its help."""
+"""The verb `predict` of the command. Servers up, flow called in this process, and its end turned into a result or an error."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.flows.answer import answer, print_note
 from penstock.flows.options import Columns, FileOption, Format, Gpus, Json, Options
 from penstock.messages import counted
+
+if TYPE_CHECKING:  # the command's help needs none of it
+    from penstock.flows.predict.request import PredictRequest
 
 __all__ = ["predict"]
 
@@ -31,12 +35,32 @@ def predict(
     """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.predict.verb import predict as predict_rows
+        from penstock.flows.predict.request import predict_request
 
-        result = predict_rows(
-            model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
+        result = _score(
+            predict_request(
+                model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
+            )
         )
         print_note(f"{result['output']}: {counted(result['total_rows'], 'row')}")
         return result
 
     answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
+
+
+def _score(request: PredictRequest) -> dict[str, Any]:
+    from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
+    from penstock.flows.verbs.run import raise_interrupted_on_stop
+    from penstock.machine.stopping import StopRequest, stopping_on_signals
+
+    prepare_environment()
+    check_mlflow_answers()
+    print(f"{request.model}: starting", file=sys.stderr, flush=True)
+    stopping = StopRequest()
+    state_dir = Path(request.state_dir)
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir, stopping.check):
+        # Prefect reads its settings when imported, so it comes after the server's address is known.
+        from penstock.flows.predict.flow import predict as predict_flow
+        from penstock.flows.run.flow_runs import flow_result
+
+        return flow_result(lambda: predict_flow(request, return_state=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.flows.predict.verb import predict_request
+from penstock.flows.predict.request import predict_request
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.deploy.deploy import Plan, Work, deploy
 

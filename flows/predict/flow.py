@@ -1,4 +1,4 @@
-"""The flow of predictions: the model and the files are found, what is not scored yet is, and MLflow gets a line of lineage.
+"""The flow of predictions: the model and the files are found, and what is not scored yet is scored.
 
 `predict` is what Prefect runs, ad hoc or from a deployment.
 """
@@ -19,7 +19,6 @@ from prefect.states import Cancelled, Completed
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.preflight.nodes import refuse_unfit_nodes
-from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
@@ -36,11 +35,10 @@ from penstock.progress import silent
 from penstock.redact import hiding_secrets, redact_text
 from penstock.storage import Storage
 from penstock.tasks.context import Reporter, StageOutcome
-from penstock.training.predict.asked import Asked, ask, check_input, list_input, state_of
+from penstock.training.predict.asked import ask, check_input, list_input, state_of
 from penstock.training.predict.output import OWN, Output
 from penstock.training.predict.score import Plan, Scored, plan, score
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
-from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model
 from penstock.training.registry.loaded_model import LoadedModel
 from penstock.training.tracking.mlflow_store import mlflow_uri
@@ -111,7 +109,7 @@ def predict(request: PredictRequest) -> State[Any]:
             raise
         for warning in scored.warnings:
             reporter.warn(warning)
-        result |= {"status": "done", **_counts(scored, begun), "warnings": scored.warnings, "mlflow_run_id": None}
+        result |= {"status": "done", **_counts(scored, begun), "warnings": scored.warnings}
         assert scored.manifest is not None
         result |= {
             "total_rows": scored.manifest.rows,
@@ -122,8 +120,6 @@ def predict(request: PredictRequest) -> State[Any]:
         counts = {"rows": scored.rows, "not scored": scored.unscored, "in the output": scored.manifest.rows}
         facts = tuple((name, f"{count:,}") for name, count in counts.items())
         reporter.finished(StageOutcome("predict", "", "ran" if work.todo else "reused", result["seconds"], result, facts))
-        if work.todo and model.run_id is not None:
-            result["mlflow_run_id"] = _lineage(model, asked, result, int(begun * 1000), reporter)
         return remember_end(Completed(message=_summary(result), data=result))
 
 
@@ -217,31 +213,3 @@ def _counts(scored: Scored, begun: float) -> dict[str, Any]:
 def _summary(result: dict[str, Any]) -> str:
     unscored = f", {result['unscored']:,} not" if result["unscored"] else ""
     return f"{counted(result['rows'], 'row')} scored{unscored}; the output has {result['total_rows']:,}"
-
-
-def _lineage(model: FetchedModel, asked: Asked, result: dict[str, Any], begun_ms: int, reporter: Reporter) -> str | None:
-    """A row of lineage in MLflow. A server that is away costs the row and nothing else."""
-    tags = {
-        "penstock.predict": model.uri,
-        "penstock.model_digest": asked.model_digest,
-        "penstock.data_digest": result["data_digest"],
-        "penstock.code_digest": result["code_digest"],
-        "mlflow.note.content": _summary(result),
-        "mlflow.source.name": "penstock predict",
-    }
-    if commit := git_commit(Path.cwd()):
-        tags["mlflow.source.git.commit"] = commit
-    try:
-        return log_predictions(
-            model,
-            f"predict-{model.name}-{model.version}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(begun_ms / 1000))}",
-            source=result["input"],
-            data_digest=result["data_digest"],
-            params={"model": model.uri, "input": result["input"], "output": result["output"]},
-            tags=tags,
-            metrics={name: float(result[name]) for name in ("rows", "unscored", "files", "units", "seconds", "rows_per_s")},
-            begun_ms=begun_ms,
-        )
-    except PenstockError as error:
-        reporter.warn(f"the predictions are not on record in MLflow: {error.message}")
-        return None

@@ -37,14 +37,8 @@ class FetchedModel(NamedTuple):
     """A model's files on this machine, and which version of which model they are."""
 
     folder: Path
-    tracking_uri: str | None = None
-    """Of the MLflow that has it; None for a folder that was given."""
     name: str | None = None
     version: str | None = None
-    run_id: str | None = None
-    """MLflow's id of the run that trained it."""
-    model_id: str | None = None
-    """MLflow's id of the logged model."""
 
     @property
     def uri(self) -> str:
@@ -192,8 +186,6 @@ def _fetched(model: str, uri: str) -> FetchedModel:
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    from penstock.training.tracking.mlflow_versions import model_behind
-
     client = _client(uri)
     try:
         if (parts := _ADDRESS.fullmatch(model)) is not None:
@@ -215,4 +207,4 @@ def _fetched(model: str, uri: str) -> FetchedModel:
             f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",
             next_step=f"{_there(client)}name the registry that has it: MLFLOW_TRACKING_URI, or tracking_uri=... in a program",
         ) from error
-    return FetchedModel(_model_folder(folder), uri, version.name, str(version.version), version.run_id, model_behind(version))
+    return FetchedModel(_model_folder(folder), version.name, str(version.version))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SpecError
-from penstock.flows.predict.verb import predict_request
+from penstock.flows.predict.request import predict_request
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 
 import penstock.flows.predict.flow as predict_flow
 from penstock.errors import SpecError
-from penstock.flows.predict.request import PredictRequest
-from penstock.flows.predict.verb import predict_request
+from penstock.flows.predict.request import PredictRequest, predict_request
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
