@@ -131,7 +131,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "session", "frameworks")),
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "matching", "packed", "state_files")),
-        "training/registry/loaded_model.py",
+        *("training/registry/held_against.py", "training/registry/loaded_model.py"),
         *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/verbs/doctor.py"),
         "flows/verbs/probe/",
     ),

@@ -71,7 +71,7 @@ def test_raw_rows_are_answered_over_http_as_they_are_in_a_program(calm: dict[str
     assert [row["prediction"] for row in answered] == [row["prediction"] for row in expected]
     assert answered[0]["probability"] == pytest.approx(expected[0]["probability"], rel=1e-12)
     rows = [{**row, "mean": float("nan") if index == 1 else row["mean"]} for index, row in enumerate(table.to_pylist())]
-    some = ask(server, {"dataframe_records": rows, "params": {"on_error": "report", "columns": ["prediction", "error"]}})
+    some = ask(server, {"dataframe_records": rows, "params": {"on_error": "report"}})
     assert [row["error"] is None for row in some] == [True, False, True] and "row 1: column 'mean'" in some[1]["error"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(server, {"dataframe_records": [{"image": table.column("image")[0].as_py()}]})

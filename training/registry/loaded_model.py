@@ -5,7 +5,7 @@ The model is rebuilt from source text, JSON and the framework's files; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -114,7 +114,6 @@ class LoadedModel:
         self,
         rows: Any,
         *,
-        columns: Sequence[str] | None = None,
         on_error: Literal["raise", "report"] = "raise",
     ) -> pd.DataFrame:
         """Predict. The answer to a row does not depend on the other rows.
@@ -125,7 +124,6 @@ class LoadedModel:
         Args:
             rows: raw rows, as the source has them: a DataFrame, an Arrow table, a dict of columns, or a list of dicts. Values
                 in the label's column are not read.
-            columns: which columns of the answer to return, in their order; all by default.
             on_error: `report` answers every row, with a column `error` that is None for a row that was predicted.
 
         Returns:
@@ -144,8 +142,7 @@ class LoadedModel:
         arrays = self._arrays(features, self._batch_rows)
         empty: dict[str, Any] = {name: [] for name in _prediction_columns(self.schema)}
         answered = empty if arrays is None else answer_columns(arrays, self.schema)
-        table = _answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
-        return _selected(table, columns)
+        return _answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
 
     def score(self, rows: pa.Table) -> ScoredRows:
         """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
@@ -293,15 +290,3 @@ def _answer_table(
         table = table.astype(whole).reindex(range(num_rows))
         table["error"] = pd.Series([problems.get(row) for row in range(num_rows)], dtype=object)
     return table
-
-
-def _selected(table: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Return the columns in their order. Raises DataError for a column that the answer does not have."""
-    if columns is None:
-        return table
-    missing = [name for name in columns if name not in table.columns]
-    if missing:
-        raise DataError(
-            f"columns: the answer has no column {missing[0]!r}", next_step=f"choose from {', '.join(table.columns)}"
-        )
-    return table[list(columns)]

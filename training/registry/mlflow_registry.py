@@ -16,7 +16,7 @@ from penstock.training.registry.registry import PREVIOUS, WEIGHTS_TAG, Registere
 from penstock.training.tracking.mlflow_backend import open_client, patiently
 from penstock.training.tracking.mlflow_store import mlflow_uri
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
-from penstock.training.tracking.mlflow_versions import tags_behind, version_exists, version_of_alias
+from penstock.training.tracking.mlflow_versions import tags_behind, version_exists
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -87,25 +87,23 @@ class MlflowRegistry:
         return patiently("search the registry", search)
 
     def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
-        """See `KeepsAliases`. A process killed between any two of the writes can do all of them again."""
+        """See `KeepsAliases`. A process killed before the alias moves can do it again."""
         client = open_client(uri)
         held = _aliases(client, name)
         holder, before = held.get(alias), held.get(PREVIOUS)
-        if holder is not None and holder == before:
-            # A rollback was killed between its writes: both aliases are at the version that was to lose the first.
-            before = client.get_model_version(name, holder).tags.get(_receiver_tag(alias))
-        if holder is None or before is None:
+        if holder is None or before in (None, holder):
             held_by = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
             raise SpecError(
                 f"model {name!r} has nothing to roll alias {alias!r} back to: {held_by or 'no version of it has an alias'}",
                 next_step=f"set the alias {PREVIOUS!r} by hand in MLflow, which a version that loses {alias!r} gets",
             )
-        _tag(client, name, holder, _receiver_tag(alias), before)
-        _tag(client, name, holder, _lost_tag(alias), dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
-        _untag(client, name, before, _lost_tag(alias))
-        _untag(client, name, before, _receiver_tag(alias))
-        _give_alias(client, name, alias, before)
-        _untag(client, name, holder, _receiver_tag(alias))
+        assert before is not None
+        tag = _lost_tag(alias)
+        _tag(client, name, holder, tag, dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+        if tag in client.get_model_version(name, before).tags:
+            patiently("untag the version", lambda: client.delete_model_version_tag(name, before, tag))
+        _set_alias(client, name, alias, before)
+        _set_alias(client, name, PREVIOUS, holder)
         return before, holder
 
     def load(self, uri: str, name: str, version: str) -> Any:
@@ -119,10 +117,6 @@ class MlflowRegistry:
         from penstock.training.registry.load import registered_weights
 
         return registered_weights(model, uri)
-
-    def aliased(self, uri: str, name: str, alias: str) -> str | None:
-        """Return the version that has the alias, looked up at the server or in the database."""
-        return version_of_alias(uri, name, alias)
 
 
 def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:
@@ -142,22 +136,16 @@ def _give_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
     if holder == version:
         return
     if holder is not None:
-        patiently(f"set alias {PREVIOUS!r}", lambda: client.set_registered_model_alias(name, PREVIOUS, holder))
+        _set_alias(client, name, PREVIOUS, holder)
+    _set_alias(client, name, alias, version)
+
+
+def _set_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
     patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, version))
 
 
 def _tag(client: MlflowClient, name: str, version: str, tag: str, value: str) -> None:
     patiently("tag the version", lambda: client.set_model_version_tag(name, version, tag, value))
-
-
-def _untag(client: MlflowClient, name: str, version: str, tag: str) -> None:
-    if tag in client.get_model_version(name, version).tags:
-        patiently("untag the version", lambda: client.delete_model_version_tag(name, version, tag))
-
-
-def _receiver_tag(alias: str) -> str:
-    """Name the tag of a version that is about to lose the alias: its value is the version that gets it."""
-    return f"penstock.rolling_back.{alias}"
 
 
 def _lost_tag(alias: str) -> str:

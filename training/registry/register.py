@@ -281,9 +281,7 @@ def _signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
         if field.name != form.label:
             kind = _any_type(field.type, null=field.name in form.nullable)
             inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
-    params = ParamSchema(
-        [ParamSpec("columns", DataType.string, [], shape=(-1,)), ParamSpec("on_error", DataType.string, "raise")]
-    )
+    params = ParamSchema([ParamSpec("on_error", DataType.string, "raise")])
     return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), params)
 
 

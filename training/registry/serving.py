@@ -35,14 +35,12 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         Args:
             context: not used.
             model_input: as `rows` of `LoadedModel.predict`; MLflow makes a DataFrame of whatever it is given.
-            params: `columns` and `on_error`, as of `LoadedModel.predict`.
+            params: `on_error`, as of `LoadedModel.predict`.
 
         Raises:
             MlflowException: for every error of `LoadedModel.predict`, since MLflow's server hides the text of others.
         """
-        options = dict(params or {})
-        options["columns"] = list(options.get("columns") or []) or None
         try:
-            return self.model.predict(model_input, **options)
+            return self.model.predict(model_input, **(params or {}))
         except PenstockError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error

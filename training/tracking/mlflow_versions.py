@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.training.tracking.mlflow_backend import open_client
 
-__all__ = ["KEY_TAG", "find_version", "model_behind", "tags_behind", "version_exists", "version_of_alias"]
+__all__ = ["KEY_TAG", "find_version", "model_behind", "tags_behind", "version_exists"]
 
 
 KEY_TAG = "penstock.register_key"
@@ -59,11 +59,3 @@ def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> b
         return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
     except MlflowException as error:
         return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
-
-
-def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
-    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
-    try:
-        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
-    except MlflowException:
-        return None

@@ -27,9 +27,9 @@ from penstock.tasks.model.promote import Promotion, below_floors, promote, weigh
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.evaluation.paired import Paired, compare_paired
-from penstock.training.evaluation.scorer import Scorer
 from penstock.training.model import ModelSpec
 from penstock.training.registry import held_against
+from penstock.training.registry.held_against import Scorer
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
@@ -199,12 +199,14 @@ def test_killed_rollback_is_completed_by_same_command(tmp_path: Path, monkeypatc
         if not killed_after(name, last):
             break
         done += 1
-        if MLFLOW.aliases(uri, name) != {"live": "1", "previous": "2"}:
+        if MLFLOW.aliases(uri, name)["live"] == "2":
             assert MLFLOW.roll_back(uri, name, "live") == ("1", "2")
-        assert MLFLOW.aliases(uri, name) == {"live": "1", "previous": "2"}
+        elif last == 3:
+            with pytest.raises(SpecError, match="live is version 1; previous is version 1"):
+                MLFLOW.roll_back(uri, name, "live")
+        assert MLFLOW.aliases(uri, name)["live"] == "1"
         assert MLFLOW.rolled_back(uri, name, "live", "b") and MLFLOW.rolled_back(uri, name, "live", "a") is None
-        assert MLFLOW.roll_back(uri, name, "live") == ("2", "1"), "once more undoes it, as ever"
-    assert done == 6
+    assert done == 4
 
 
 LINE = """

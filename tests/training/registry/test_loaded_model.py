@@ -53,16 +53,6 @@ def test_predict_bad_rows_name_row_column_value_rule(model: LoadedModel) -> None
         model.predict(rows, on_error="skip")  # type: ignore[arg-type]
 
 
-def test_predict_columns_select_from_answer(model: LoadedModel) -> None:
-    table = people(0, 6)
-    answer = model.predict(table, columns=["probability", "prediction"])
-    assert list(answer) == ["probability", "prediction"]
-    assert answer["prediction"].tolist() == model.predict(table)["prediction"].tolist()
-    with pytest.raises(DataError, match=r"columns: the answer has no column 'predicton'") as refused:
-        model.predict(table, columns=["predicton"])
-    assert refused.value.next_step == "choose from prediction, probability, probabilities"
-
-
 def test_missing_columns_are_named_up_to_a_limit() -> None:
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(300)])
     with pytest.raises(DataError, match="no column 'c100', nor 'c101'") as refused:
