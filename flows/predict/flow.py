@@ -85,7 +85,7 @@ def predict(request: PredictRequest) -> State[Any]:
                 listing = list_kept(asked.data, base_dir, storage.child(OWN))
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
-            work = plan(output, asked, listing.files, reporter.progress("predict"))
+            work = plan(output, asked, listing.files)
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
             reporter.report(f"{model.uri}: {of_state}{_work_text(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])

@@ -26,7 +26,6 @@ from penstock.ingest.formats.reader import (
     Cuts,
     FileFacts,
     Keep,
-    MixedColumnError,
     Reader,
     last_cut,
     rows_between,
@@ -89,10 +88,9 @@ class JsonReader(Reader):
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
                 if kind is None:
-                    raise MixedColumnError(
+                    raise DataError(
                         f"{file.uri}: column {field.name!r} is {seen} before line {block.lines[0]}, and {field.type} from "
                         "there on",
-                        column=field.name,
                         next_step=f"repair the lines, or set data.types: {{{in_yaml(field.name)}: string}}",
                     )
                 columns[field.name] = kind
@@ -159,10 +157,9 @@ class JsonReader(Reader):
             for field in floats:
                 rounded = next(_rounded(item.get(field.name), field.type), None)
                 if rounded is not None:
-                    raise MixedColumnError(
+                    raise DataError(
                         f"{file.uri}, line {number}: column {field.name!r} holds {rounded}, which no {field.type} holds "
                         "without rounding",
-                        column=field.name,
                         next_step=f"set data.types: {{{in_yaml(field.name)}: string}} "
                         "(or uint64 where no value has a fraction)",
                     )
@@ -286,9 +283,8 @@ def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], given: p
             wrong = not _is_of(value, given.field(name).type) if name in given.names else not known.startswith(kind)
             if wrong:
                 is_said = f"is {given.field(name).type}" if name in given.names else f"was {known}"
-                return MixedColumnError(
+                return DataError(
                     f"{file.uri}, line {number}: column {name!r} {is_said} and here holds {kind}, {shorten(value)}",
-                    column=name,
                     next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
                 )
             seen[name] = f"{kind} up to line {number}"

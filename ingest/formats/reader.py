@@ -24,7 +24,6 @@ __all__ = [
     "Cuts",
     "FileFacts",
     "Keep",
-    "MixedColumnError",
     "MostlyNumbers",
     "Reader",
     "conform",
@@ -58,14 +57,6 @@ CUT_BYTES = 64 << 20
 
 Keep = Callable[[pa.Table | pa.RecordBatch | None], None]
 """See `Reader.look_through`."""
-
-
-class MixedColumnError(DataError):
-    """A column holds values of several kinds, which only text holds all of; `column` is its name."""
-
-    def __init__(self, message: str, *, column: str, next_step: str) -> None:
-        super().__init__(message, next_step=next_step)
-        self.column = column
 
 
 class MostlyNumbers(NamedTuple):

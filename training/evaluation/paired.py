@@ -39,7 +39,7 @@ def compare_paired(before: Callable[..., float], after: Callable[..., float], ro
     """Compare two models' metrics over `rows` rows.
 
     Args:
-        before, after: a metric over the rows at the given indices, or over all; see `Scorer` in training/registry/held_against.py.
+        before, after: a metric over the rows at the given indices, or over all; see `Scorer` of training/registry.
         seed: of the draws, for repeatable results.
     """
     draws = int(np.clip(_ROWS_DRAWN // max(1, rows), _FEWEST_DRAWS, _MOST_DRAWS)) if rows > 1 else 0

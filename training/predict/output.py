@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -199,13 +199,3 @@ class Output:
         """Write the manifest, unless it is there already."""
         if self.manifest() != manifest:
             self.storage.write_json(_MANIFEST, manifest.model_dump(mode="json"))
-
-
-def differing_columns(units: Sequence[PredictedUnit]) -> list[str]:
-    """Return the columns that differ in type between parts, each with its types."""
-    found: dict[str, dict[str, Any]] = {}
-    filled = [unit for unit in units if unit.part_bytes]
-    for unit in filled:
-        for name in {name for other in filled for name in other.columns} if len(filled) > 1 else ():
-            found.setdefault(name, {})[unit.columns.get(name, "missing")] = None
-    return [f"{name} ({' or '.join(sorted(kinds))})" for name, kinds in sorted(found.items()) if len(kinds) > 1]

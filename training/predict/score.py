@@ -15,16 +15,13 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.formats.reader import FileFacts
 from penstock.ingest.formats.registry import reader_of
-from penstock.ingest.read.inspection import inspect_files
-from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, counted
-from penstock.progress import Progress, silent
+from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.training.predict.asked import Asked, state_of
-from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
+from penstock.training.predict.output import Manifest, Output, PredictedUnit
 from penstock.training.predict.unit import ScoringJob, ScoringOutcome
 
 __all__ = ["Plan", "Scored", "plan", "score"]
@@ -35,9 +32,7 @@ UNIT_BYTES = 8 << 20
 
 
 PIECE_BYTES = 256 << 20
-"""A file of more than twice this is scored in pieces of about this many bytes, if its format can be read in pieces.
-
-A text file is read through here first, to find where rows begin."""
+"""A file of more than twice this is scored in pieces of about this many bytes, if its format names where rows begin."""
 
 
 class Plan(NamedTuple):
@@ -54,12 +49,8 @@ class Plan(NamedTuple):
     """Units of another state of the table, query or function that is scored: they stay until all of its rows are scored."""
 
 
-def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Progress = silent) -> Plan:
-    """Compare the units of the output with the files of the input.
-
-    Args:
-        progress: of reading through large text files.
-    """
+def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
+    """Compare the units of the output with the files of the input."""
     present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
     replaced: list[PredictedUnit] = []
@@ -79,34 +70,24 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
     left = [file for file in files if (file.name, None) not in covered]
     todo = list[ScoringJob]()
-    for of_unit, piece, facts in _units(asked.data, left, progress):
+    for of_unit, piece in _units(asked.data, left):
         if (of_unit[0].name, piece) not in covered:
-            job = ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts)
-            todo.append(job)
+            todo.append(ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece))
     return Plan(kept, replaced, todo, gone, superseded)
 
 
-_Unit = tuple[tuple[SourceFile, ...], tuple[int, int] | None, FileFacts | None]
-"""Files; the piece and the facts, if it is a single file."""
-
-
-def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> Iterator[_Unit]:
+def _units(data: DataSpec, files: Sequence[SourceFile]) -> Iterator[tuple[tuple[SourceFile, ...], tuple[int, int] | None]]:
+    """Yield the files of each unit, and the piece, if it is one of a single file."""
     reader = reader_of(data)
     if reader.one_row_per_file:
-        yield from ((unit, None, None) for unit in plan_units(files, UNIT_BYTES))
+        yield from ((unit, None) for unit in plan_units(files, UNIT_BYTES))
         return
     for file in files:
         pieces: Sequence[tuple[int, int]] = ()
-        facts: FileFacts | None = None
         if file.size_bytes > 2 * PIECE_BYTES:
             with contextlib.suppress(DataError):  # the worker meets it again, and reports it
                 pieces = reader.pieces(file, PIECE_BYTES)
-                if not pieces and reader.hands_on_rows:
-                    (looked,) = inspect_files(data, [file], progress, keep=True)
-                    if isinstance(looked, FileFacts):
-                        facts, file = looked, file.model_copy(update={"rows": looked.rows, "cuts": looked.cuts})
-                        pieces = reader.pieces(file, PIECE_BYTES)
-        yield from (((file,), piece, facts) for piece in (pieces if len(pieces) > 1 else (None,)))
+        yield from (((file,), piece) for piece in (pieces if len(pieces) > 1 else (None,)))
 
 
 @dataclass
@@ -162,12 +143,11 @@ def score(
             scored.unseen.update(outcome.unit.unseen)
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
     again = {job.key for job in work.todo}
-    forget_parsed(asked.data, asked.data.format, files)
     for unit in work.replaced:  # of files that were in other units before: those scored again took the place of the old parts
         if unit.key not in again and not failed & {one.name for one in unit.files}:
             output.withdraw(unit.key)
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
-    scored.warnings += _warnings(work, units, scored)
+    scored.warnings += _warnings(work, scored)
     if scored.problems:
         raise _unreadable(scored.problems, len(files), scored.warnings)
     for unit in work.superseded:
@@ -186,7 +166,7 @@ def score(
     output.finish(scored.manifest)
 
 
-def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
+def _warnings(work: Plan, scored: Scored) -> list[str]:
     found = []
     if work.gone:
         found.append(
@@ -199,8 +179,6 @@ def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> lis
         columns = capped([f"{name} ({count:,})" for name, count in sorted(scored.unseen.items())], 5)
         values = counted(scored.unseen.total(), "value is a category", "values are categories")
         found.append(f"{values} that the train split does not have: {', '.join(columns)}")
-    if differing := differing_columns(units):
-        found.append(f"columns are not of one type in all parts: {'; '.join(capped(differing, 5))}")
     return found
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.reader import FileFacts, MixedColumnError, Reader
+from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
 from penstock.ingest.read.inspection import inspect_file
 from penstock.ingest.read.parsed_rows import forget_parsed
@@ -67,8 +67,6 @@ class ScoringJob:
     storage: Storage
     piece: tuple[int, int] | None = None
     """First row and end of the rows of the only file; None for all."""
-    facts: FileFacts | None = None
-    """Of the only file, if it was inspected already."""
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -190,11 +188,7 @@ class _Source:
         self._unneeded = set(model.unneeded)
         self._job, self._batch_rows = job, model.rows_at_once
         reader, form = reader_of(job.data), format_named(job.data.format)
-        try:
-            facts, self.broken = _facts(reader, job)
-        except DataError as error:
-            reader, facts = self._as_words(error)
-            self.broken = []
+        facts, self.broken = _facts(reader, job)
         found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
         folders = job.files[0].folder_columns if form.folder_columns else {}
         columns = {name: self._read_as(name, kind) for name, kind in found.items()}
@@ -224,34 +218,6 @@ class _Source:
                 for name, kind in columns.items()
             ),
         )
-
-    def _as_words(self, error: DataError) -> tuple[Reader, dict[str, FileFacts]]:
-        """Read the files again, with single values of needed columns, and mixed other columns, as text.
-
-        Without that, one value of another kind in a JSON column is a problem of the whole file.
-
-        Raises:
-            DataError: `error`, if that does not help.
-        """
-        needed = {name: kind for name, kind in self._wanted.items() if name not in self._unneeded}
-        single = [name for name, kind in needed.items() if pa.types.is_primitive(kind) or self._is_text(name)]
-        words = dict.fromkeys(single, "string") | self._job.data.types
-        if not reader_of(self._job.data).missing_is_null:
-            raise error
-        found: DataError = error
-        while True:
-            if isinstance(found, MixedColumnError) and found.column not in needed:
-                words = {found.column: "string"} | words
-            if words == self._job.data.types:
-                raise error
-            self._job = replace(self._job, data=self._job.data.model_copy(update={"types": words}), facts=None)
-            reader = reader_of(self._job.data)
-            try:
-                return reader, _facts(reader, self._job, keep=False)[0]
-            except MixedColumnError as another:
-                found = another
-            except DataError:
-                raise error from None
 
     def _is_text(self, name: str) -> bool:
         kind = self._wanted.get(name, pa.string())
@@ -290,15 +256,11 @@ class _Source:
         return table
 
 
-def _facts(reader: Reader, job: ScoringJob, *, keep: bool = True) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
-    """Inspect each file; returns facts by URI, and files of one row that cannot be read, with the problem.
-
-    Args:
-        keep: whether rows that are parsed are kept on the node.
-    """
+def _facts(reader: Reader, job: ScoringJob) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
+    """Inspect each file; returns facts by URI, and files of one row that cannot be read, with the problem."""
     facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
     for file in job.files:
-        found = job.facts or inspect_file(reader, file, job.data if keep else None)
+        found = inspect_file(reader, file, job.data)
         if isinstance(found, FileFacts):
             facts[file.uri] = found
         elif reader.one_row_per_file and isinstance(found, DataError):
