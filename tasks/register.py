@@ -11,22 +11,20 @@ import pyarrow as pa
 from penstock.digest import digest_of
 from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
-from penstock.ingest.schema import METRICS_OF
 from penstock.lease import hold_lease
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
-from penstock.tasks.model.description import describe
 from penstock.tasks.model.promote import keeps_aliases, promote
-from penstock.tasks.records.data import dataset_name
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion, alias_lease
 
-__all__ = ["STAGE"]
+__all__ = ["STAGE", "describe"]
 
 EXAMPLE_ROWS = 4
 
@@ -68,7 +66,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             experiment=spec.name,
             run_name=ctx.run.run,
             description=describe(ctx),
-            metrics=_metrics(ctx),
         )
         registry = ctx.project.registry
         uri = registry.default_uri(ctx.state_dir)
@@ -89,13 +86,27 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     }, "ran"
 
 
-def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:
-    found: dict[str, tuple[float, str, str]] = {}
-    for split, prefix in METRICS_OF.items():
-        of_rows = dataset_name(ctx.run.pipeline, split), ctx.manifest.split_digests.get(split, "")
-        measured = ctx.output("evaluate")["metrics"].items()
-        found |= {name: (value, *of_rows) for name, value in measured if name.startswith(f"{prefix}/")}
-    return found
+def describe(ctx: RunContext) -> list[str]:
+    """Describe result, model and data in three lines, as far as the attempt has reached them; lists of versions show the first."""
+    lines = []
+    train, measured = ctx.project.spec.train, ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else None
+    if measured is not None:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(measured["metrics"].items()))
+        lines.append(f"Result: {metrics}")
+    if "train" in ctx.outcomes:
+        trained = ctx.output("train")
+        step = measured["step"] if measured is not None else trained["step"]
+        best = f", the best by {measured['best_by']}" if measured is not None and measured["best_by"] else ""
+        lines.append(
+            f"Model: {train.recipe or train.loop or train.framework}, of step {step:,} of {trained['step']:,}{best}; "
+            f"{trained['exactness']}"
+        )
+    if "materialize" in ctx.outcomes:
+        facts = dict(ctx.outcomes["materialize"].facts)
+        known = [f"{name} {facts[name]}" for name in ("rows", "classes", "rows left out") if name in facts]
+        new = [line.removeprefix("data: ") for line in ctx.attempt.changed if line.startswith("data: ")]
+        lines.append(f"Data: {', '.join([counted(len(ctx.snapshot.files), 'source file', 'source files'), *known, *new])}")
+    return lines
 
 
 def _example(ctx: RunContext) -> pa.Table:

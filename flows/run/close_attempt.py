@@ -12,9 +12,9 @@ from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted, describe_error
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
-from penstock.tasks.model.description import describe
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Status, utc_now
+from penstock.tasks.register import describe
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["close_attempt"]

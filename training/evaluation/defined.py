@@ -104,33 +104,33 @@ def _kinds() -> tuple[Any, Any]:
 
     class R2(base):  # type: ignore[misc]
         full_state_update = False
-        rows: Tensor
-        total: Tensor
-        squares: Tensor
-        errors: Tensor
-        lowest: Tensor
-        highest: Tensor
+        moments: Tensor
+        """[4, outputs]: rows, mean, sum of squared distances from the mean, sum of squared errors."""
 
         def __init__(self, outputs: int) -> None:
             super().__init__()
-            self.add_state("rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-            for name in ("total", "squares", "errors"):
-                self.add_state(name, torch.zeros(outputs, dtype=torch.float64), dist_reduce_fx="sum")
-            self.add_state("lowest", torch.full((outputs,), float("inf"), dtype=torch.float64), dist_reduce_fx="min")
-            self.add_state("highest", torch.full((outputs,), float("-inf"), dtype=torch.float64), dist_reduce_fx="max")
+            self.add_state("moments", torch.zeros(4, outputs, dtype=torch.float64), dist_reduce_fx=_pooled)
 
         def update(self, preds: Tensor, target: Tensor) -> None:
             preds, target = (each.double().reshape(len(each), -1) for each in (preds, target))
             if len(target):
-                self.rows += len(target)
-                self.total += target.sum(0)
-                self.squares += target.square().sum(0)
-                self.errors += (target - preds).square().sum(0)
-                self.lowest = torch.minimum(self.lowest, target.amin(0))
-                self.highest = torch.maximum(self.highest, target.amax(0))
+                mean = target.mean(0)
+                rows = torch.full_like(mean, len(target))
+                batch = torch.stack([rows, mean, (target - mean).square().sum(0), (target - preds).square().sum(0)])
+                self.moments = _pooled(torch.stack([self.moments, batch]))
 
         def compute(self) -> Tensor:
-            spread = self.squares - self.total.square() / self.rows
-            return torch.where(self.highest > self.lowest, 1 - self.errors / spread, float("nan")).nanmean()
+            rows, mean, spread, errors = self.moments
+            varies = spread > rows * (1e-14 * mean).square()  # rounding leaves a little of a constant label
+            return torch.where(varies, 1 - errors / spread, float("nan")).nanmean()
 
     return LabelCounts, R2
+
+
+def _pooled(parts: Tensor) -> Tensor:
+    """Add up moments of several sets of rows, [sets, 4, outputs]. Sums of squares alone cancel where the mean is far from 0."""
+    rows, means, spreads, errors = parts.unbind(1)
+    total = rows.sum(0)
+    mean = (rows * means).sum(0) / total.clamp(min=1)
+    spread = (spreads + rows * (means - mean).square()).sum(0)
+    return torch.stack([total, mean, spread, errors.sum(0)])

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
@@ -36,9 +36,9 @@ from penstock.training.model import ModelSpec
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel, form_of
 from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import fit_key, patiently
+from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_store import TRAINING_VIEW
-from penstock.training.tracking.mlflow_tracker import MlflowTracker, short_digest
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
 
 __all__ = ["register_model"]
@@ -98,7 +98,6 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
     uri = f"models:/{name}/{number}"
     model_id = str(model_behind(version))
     patiently("describe the model", lambda: _describe_model(client, trained, version, model_id))
-    patiently("link the metrics", lambda: _link_metrics(client, trained, tracker.run_id, model_id))
     return Registered(name=name, version=number, uri=uri, alias=trained.alias, model_id=model_id, run_id=tracker.run_id)
 
 
@@ -158,23 +157,6 @@ def _describe_model(client: MlflowClient, trained: TrainedVersion, version: Mode
     wanted = {"mlflow.modelVersions": json.dumps(versions), "mlflow.note.content": "\n\n".join(trained.description)}
     if missing := {name: value for name, value in wanted.items() if value and name not in known}:
         client.set_logged_model_tags(model_id, missing)
-
-
-def _link_metrics(client: MlflowClient, trained: TrainedVersion, run_id: str, model_id: str) -> None:
-    """Show the run's held-out metrics on the model's page, each with the dataset it was measured on.
-
-    A point is sent with its time and step in the run, so that the run has it once.
-    """
-    linked = []
-    for name, (value, dataset, digest) in trained.metrics.items():
-        key = fit_key(name)
-        history = [point for point in client.get_metric_history(run_id, key) if point.value == value]
-        if history:
-            point = history[-1]
-            measured = {"model_id": model_id, "dataset_name": dataset, "dataset_digest": short_digest(digest)}
-            linked.append(Metric(key, point.value, point.timestamp, point.step, **measured))
-    if linked:
-        client.log_batch(run_id, metrics=linked, synchronous=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -55,7 +55,6 @@ class TrainedVersion:
         example: some raw rows of the train split: the columns that the transforms begin with, without the label.
         tags: facts for machines, such as the dataset's digest and the code's version.
         description: paragraphs for people (markdown): the metrics, the model, the data.
-        metrics: name -> (value, dataset's name, dataset's digest), of the held-out splits, as the tracker has them.
         experiment: name of the pipeline.
         run_name: penstock's id of the run.
     """
@@ -70,7 +69,6 @@ class TrainedVersion:
     experiment: str
     run_name: str
     description: Sequence[str] = ()
-    metrics: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
 
 
 class Registered(Section):

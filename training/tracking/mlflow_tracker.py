@@ -31,7 +31,7 @@ from penstock.training.tracking.mlflow_store import TRAINING_VIEW, VIEW_TAG, dat
 from penstock.training.tracking.sender import Operation, Trouble
 from penstock.training.tracking.tracker import OpenRun, Tracker
 
-__all__ = ["MlflowTracker", "short_digest"]
+__all__ = ["MlflowTracker"]
 
 
 _OPEN_S = 10.0
@@ -230,18 +230,13 @@ class MlflowTransport:
             self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
 
 
-def short_digest(digest: str) -> str:
-    """The part of a dataset's digest that MLflow shows."""
-    return digest[:_DIGEST_LETTERS]
-
-
 def _dataset_input(
     name: str, digest: str, uri: str, schema: Mapping[str, Any], context: str, profile: Mapping[str, Any]
 ) -> DatasetInput:
     """The rows of a split as an input of a run; `schema` is a `FeedSchema` as JSON, `context` the split."""
     dataset = Dataset(
         name[:500],
-        short_digest(digest),
+        digest[:_DIGEST_LETTERS],
         "s3" if uri.startswith("s3://") else "local",
         json.dumps({"uri": uri}),
         schema=_column_schema(FeedSchema.model_validate(schema)),
