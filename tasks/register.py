@@ -87,7 +87,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 
 def describe(ctx: RunContext) -> list[str]:
-    """Describe result, model and data in three lines, as far as the attempt has reached them; lists of versions show the first."""
+    """Describe result, model and data in a line each, as far as the attempt has reached them; a list shows the first."""
     lines = []
     train, measured = ctx.project.spec.train, ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else None
     if measured is not None:

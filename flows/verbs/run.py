@@ -160,7 +160,7 @@ def load_ahead(loaded: LoadedSpec) -> threading.Thread:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # for the main thread, when it is ready
         with contextlib.suppress(Exception):  # the flow reports it
             FRAMEWORKS.get(loaded.spec.train.framework)
-            TRACKERS.get(loaded.spec.tracking.tracker).load()
+            TRACKERS.get(loaded.spec.tracking.tracker)
 
     thread = threading.Thread(target=load, name="load-ahead")
     thread.start()

@@ -22,7 +22,7 @@ from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.registry.loaded_model import answer_arrays, answer_columns
+from penstock.training.registry.loaded_model import answer_table
 
 __all__ = ["check_raw_rows"]
 
@@ -52,18 +52,19 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     trained = load_model(ModelSpec.model_validate_json(folder.read_text()), Storage(str(folder.parent)))
     with torch.no_grad():
         output = torch.cat([trained.predict(batch.columns, batch.rows) for batch in feed.batches(0) if batch.rows])
-    arrays = answer_arrays(output, manifest.feed_schema, trained.predicts)
-    for name, values in answer_columns(arrays, manifest.feed_schema).items():
-        assert np.array_equal(np.array(answer[name].tolist()), np.array(list(values))), name
+    made = answer_table(output, manifest.feed_schema, trained.predicts)
+    for name in made.column_names:
+        assert np.array_equal(np.array(answer[name].tolist()), np.array(made[name].to_pylist())), name
     recorded = Ledger(Storage(str(project / ".penstock"))).answers(result["run"], "test")
     label = spec.data.label
     assert (recorded is None) == (label is None)
     if recorded is not None:
         # What the stage itself saw, the class and -log of the true one's probability. By length its batches are others, and
         # some processors then round otherwise in the last bits (an Intel Xeon did for a row that is alone in its batch here).
-        assert np.array_equal(recorded["predicted"].to_numpy(), arrays["prediction"].astype(np.float32))
+        probabilities = np.array(made["probabilities"].to_pylist(), np.float32)
+        assert np.array_equal(recorded["predicted"].to_numpy(), probabilities.argmax(axis=1).astype(np.float32))
         target = recorded["target"].to_numpy().astype(np.int64)
-        of_truth = arrays["probabilities"].astype(np.float32)[np.arange(rows), target]
+        of_truth = probabilities[np.arange(rows), target]
         loss = -np.log(np.maximum(of_truth, 1e-12))
         most = 0 if spec.shuffle.by_length is None else 1e-6
         assert np.abs(recorded["loss"].to_numpy() - loss).max() <= most

@@ -44,8 +44,6 @@ FORMAT = 1
 ADDED = ("file", "row")
 """Columns with the place of a row: the file's path below the input, and the row in it, from 0."""
 
-ROW_GROUP_BYTES = 32 << 20
-
 
 @dataclass(frozen=True)
 class ScoringJob:
@@ -296,33 +294,22 @@ class _Part:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held: list[pa.Table] = []
-        self._held_bytes = 0
         self._writer: pq.ParquetWriter | None = None
         self.rows = 0
         self.columns: dict[str, str] = {}
 
     def add(self, table: pa.Table) -> None:
-        self._held.append(table)
-        self._held_bytes += table.nbytes
+        """Write rows as a row group."""
+        if self._writer is None:
+            # Floats hardly repeat: a dictionary of them takes a third of the time of writing.
+            repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+            self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeating)
+            self.columns = {field.name: str(field.type) for field in table.schema}
+        self._writer.write_table(table)
         self.rows += table.num_rows
-        if self._held_bytes >= ROW_GROUP_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        if self._held:
-            table = pa.concat_tables(self._held)
-            if self._writer is None:
-                # Floats hardly repeat: a dictionary of them takes a third of the time of writing.
-                repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
-                self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeating)
-                self.columns = {field.name: str(field.type) for field in table.schema}
-            self._writer.write_table(table)
-            self._held, self._held_bytes = [], 0
 
     def put(self, storage: Storage, path: str) -> int:
         """Put the file in place, or delete that of an earlier attempt; returns its bytes."""
-        self._write()
         if self._writer is None:
             storage.delete(path)
             return 0

@@ -27,7 +27,7 @@ from penstock.training.model import ClassScores, ModelSpec, load_model, read_spe
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
-__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "answer_arrays", "answer_columns", "form_of"]
+__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "answer_table", "form_of"]
 
 
 MODEL_FILE = "model.json"
@@ -139,10 +139,15 @@ class LoadedModel:
         features, scored, problems, _ = self._features(given)
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
-        arrays = self._arrays(features, self._batch_rows)
-        empty: dict[str, Any] = {name: [] for name in _prediction_columns(self.schema)}
-        answered = empty if arrays is None else answer_columns(arrays, self.schema)
-        return _answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
+        answer = self._answer(features, self._batch_rows)
+        cells = {name: _cells(answer.column(name)) for name in answer.column_names}
+        table = pd.DataFrame(cells or {name: [] for name in _prediction_columns(self.schema)}, index=scored)
+        if on_error == "report":
+            # Nullable integers: others would become floats if a row failed.
+            whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
+            table = table.astype(whole).reindex(range(given.num_rows))
+            table["error"] = pd.Series([problems.get(row) for row in range(given.num_rows)], dtype=object)
+        return table
 
     def score(self, rows: pa.Table) -> ScoredRows:
         """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
@@ -153,8 +158,7 @@ class LoadedModel:
             DataError: a column is missing, or the model cannot predict.
         """
         features, scored, problems, unseen = self._features(given_rows(rows))
-        arrays = self._arrays(features, self._many_rows(features))
-        return ScoredRows(pa.table({}) if arrays is None else _arrow_answer(arrays, self.schema), scored, problems, unseen)
+        return ScoredRows(self._answer(features, self._many_rows(features)), scored, problems, unseen)
 
     def _features(self, given: GivenRows) -> PreparedRows:
         """Prepare the features of the rows that can be used."""
@@ -174,8 +178,8 @@ class LoadedModel:
         row_bytes = max(1, int(features.nbytes) // int(features.num_rows))
         return max(self._batch_rows, min(MOST_BATCH_ROWS, BATCH_BYTES // row_bytes))
 
-    def _arrays(self, features: pa.Table, batch_rows: int) -> dict[str, np.ndarray] | None:
-        """Predict prepared rows in batches; None of no rows."""
+    def _answer(self, features: pa.Table, batch_rows: int) -> pa.Table:
+        """Predict prepared rows in batches; without columns for no rows."""
         if not self._model.can_predict:
             raise DataError("the model cannot predict: its recipe has no `predict`", next_step="add one, and train")
         parts, batches, num_rows = [], _batches_of(features, self.schema), features.num_rows
@@ -184,7 +188,7 @@ class LoadedModel:
                 end = min(begin + batch_rows, num_rows)
                 on_device = {name: values.to(self._model.device) for name, values in batches(begin, end).items()}
                 parts.append(self._model.predict(on_device, end - begin).detach().cpu())
-        return answer_arrays(torch.cat(parts), self.schema, self._model.predicts) if parts else None
+        return answer_table(torch.cat(parts), self.schema, self._model.predicts) if parts else pa.table({})
 
 
 def form_of(spec: ModelSpec) -> RawForm:
@@ -223,41 +227,27 @@ def _prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
     return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
 
 
-def answer_arrays(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, np.ndarray]:
-    """Convert what a model's `predict` returned to arrays with rows first.
+def answer_table(output: Tensor, schema: FeedSchema, predicts: ClassScores) -> pa.Table:
+    """Convert the result of a model's `predict`, rows first, to a table.
 
     Returns:
-        For classes `prediction` (int64, the class's index), `probability` (float64, of that class) and `probabilities`
-        (float64 [rows, classes]); else `prediction`: a number, or without a label an array [rows, *shape].
+        For classes `prediction` (string, the class's name, or int64, its index if classes have no names), `probability` of
+        that class and `probabilities` (lists, as all of double); else `prediction`: a number, or without a label lists of the
+        result's shape.
     """
     kind = label_kind(schema)
     if kind != "classification":
         values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
-        return {"prediction": (values.float() if values.is_floating_point() else values).numpy()}
+        return pa.table({"prediction": _nested((values.float() if values.is_floating_point() else values).numpy())})
     probabilities = prepare_predictions(output, schema, predicts)
-    return {
-        "prediction": probabilities.argmax(dim=1).numpy(),
-        "probability": probabilities.max(dim=1).values.double().numpy(),
-        "probabilities": probabilities.double().numpy(),
-    }
-
-
-def answer_columns(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> dict[str, Any]:
-    """Convert the arrays to columns of a DataFrame: a class by its name if it has one, `probabilities` as a list per row."""
-    columns: dict[str, Any] = dict(arrays)
-    if "probabilities" in columns:
-        columns["probabilities"] = arrays["probabilities"].tolist()
-    if schema.classes is not None and "probability" in columns:
-        columns["prediction"] = [schema.classes[index] for index in arrays["prediction"].tolist()]
-    return columns
-
-
-def _arrow_answer(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> pa.Table:
-    """Convert the arrays to an Arrow table: a class by its name if it has one, arrays of several axes as lists."""
-    columns = {name: _nested(values) for name, values in arrays.items()}
-    if schema.classes is not None and "probability" in columns:
-        columns["prediction"] = pa.array(schema.classes, pa.string()).take(columns["prediction"])
-    return pa.table(columns)
+    chosen = pa.array(probabilities.argmax(dim=1).numpy())
+    return pa.table(
+        {
+            "prediction": chosen if schema.classes is None else pa.array(schema.classes, pa.string()).take(chosen),
+            "probability": probabilities.max(dim=1).values.double().numpy(),
+            "probabilities": _nested(probabilities.double().numpy()),
+        }
+    )
 
 
 def _nested(values: np.ndarray) -> pa.Array:
@@ -268,25 +258,7 @@ def _nested(values: np.ndarray) -> pa.Array:
     return made
 
 
-def _answer_table(
-    answered: Mapping[str, Any], rows: np.ndarray, num_rows: int, problems: Mapping[int, str], *, report: bool
-) -> pd.DataFrame:
-    """Build the answer to all rows, in their order.
-
-    Args:
-        answered: columns of the rows that were scored; arrays of more than one axis become cells.
-        rows: int64, which of the given rows those are.
-        problems: by row, why the others were not.
-        report: whether there is a column `error`.
-    """
-    cells = {
-        name: list(values) if isinstance(values, np.ndarray) and values.ndim > 1 else values
-        for name, values in answered.items()
-    }
-    table = pd.DataFrame(cells, index=rows)
-    if report:
-        # Nullable integers: others would become floats if a row failed.
-        whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
-        table = table.astype(whole).reindex(range(num_rows))
-        table["error"] = pd.Series([problems.get(row) for row in range(num_rows)], dtype=object)
-    return table
+def _cells(column: pa.ChunkedArray) -> Any:
+    """Return the cells of a DataFrame's column: text and lists as Python has them."""
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+    return column.to_numpy() if plain else column.to_pylist()

@@ -299,8 +299,8 @@ def _outputs(answer: pd.DataFrame) -> Schema:
 
 def _cells(values: pd.Series) -> Any:
     first = values.iloc[0] if len(values) else None
-    if isinstance(first, list | np.ndarray):
-        kind: Any = DataType.double if isinstance(first, list) else DataType.float
+    if isinstance(first, list):
+        kind: Any = DataType.double
         for _ in range(np.ndim(first)):
             kind = Array(kind)
         return kind

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import os
 import tempfile
@@ -68,12 +67,6 @@ class MlflowTracker(Tracker):
     """The driver's way to one MLflow run, at a server or in a database file beside which the artifacts lie."""
 
     run: _MlflowRun
-
-    @classmethod
-    def load(cls) -> None:
-        """Import SQLite's store, half a second, unless a server is named."""
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
     @classmethod
     def default_uri(cls, state_dir: Path) -> str:

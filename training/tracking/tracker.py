@@ -94,10 +94,6 @@ class Tracker(ABC):
     def find(cls, tracking_uri: str, run_id: str) -> OpenRun:
         """Find the run as it is. It may raise any exception."""
 
-    @classmethod  # noqa: B027, a tracker may need none
-    def load(cls) -> None:
-        """Import what the first `open` needs. Called in a thread while other things start."""
-
     @property
     def url(self) -> str | None:
         """The run's page on a server; None without one."""
