@@ -196,7 +196,7 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
 
 def _linked(ctx: RunContext) -> str:
     """Return the run, with a link to its page at the tracker."""
-    page = ctx.tracker.url or ctx.tracker.local_url
+    page = ctx.tracker.url
     return f"[{ctx.run.run}]({page})" if page is not None else f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,7 +28,6 @@ from penstock.training.tracking.mlflow_store import (
     VIEW_TAG,
     database_of,
     mlflow_uri,
-    page_port,
     relocate_artifacts,
 )
 
@@ -87,7 +87,10 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, closing: threading.E
         yield tracking
         return
     database = database_of(tracking)
-    port = port or page_port((database.parent if database is not None else state_dir / "mlflow") / "port", to_bind=True)
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
     if database is not None:
         with contextlib.suppress(sqlite3.Error):  # the server reports it
             relocate_artifacts(database)

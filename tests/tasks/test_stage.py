@@ -64,7 +64,7 @@ with prefect_api(folder / "state"):
         before=None,
         now=None,
         reporter=SimpleNamespace(finished=lambda outcome: None, report=told.append),
-        tracker=SimpleNamespace(url=None, local_url=None, run_id="m"),
+        tracker=SimpleNamespace(url=None, run_id="m"),
         state_dir=folder,
         warn=told.append,
     )

@@ -119,8 +119,7 @@ class Scorer:
         except DataError as error:
             return ScoringOutcome(job, None, _of_file(error, job))
         finally:
-            if job.piece is None:
-                forget_parsed(job.data, job.data.format, job.files)
+            forget_parsed(job.data, job.data.format, job.files)
         Output(job.storage).commit(unit)
         return ScoringOutcome(job, unit)
 

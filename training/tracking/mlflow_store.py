@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sqlite3
 from pathlib import Path
 
@@ -15,7 +14,6 @@ __all__ = [
     "artifacts_beside",
     "database_of",
     "mlflow_uri",
-    "page_port",
     "relocate_artifacts",
 ]
 
@@ -27,8 +25,6 @@ _ADDRESSES = {
     "model_versions": ("source", "storage_location"),
 }
 """Columns that hold an artifact's address, as a URI."""
-
-_HOST = "127.0.0.1"
 
 TRAINING_VIEW = "?workflowType=machine_learning"
 """Ends the address of a page. Without it MLflow shows the one for language model applications, until a user changes that."""
@@ -77,33 +73,3 @@ def relocate_artifacts(database: Path) -> None:
                             f"UPDATE {table} SET {name} = ? || substr({name}, ?) WHERE substr({name}, 1, ?) = ?",
                             (here.as_uri(), len(old) + 1, len(old), old),
                         )
-
-
-def page_port(memory: Path, *, to_bind: bool = False) -> int:
-    """The port of MLflow's page: that of the last time, so that links stay valid, else a free one, noted in `memory`.
-
-    Args:
-        memory: the file that holds the port.
-        to_bind: a server will listen there at once: choose another port if this one is taken.
-    """
-    try:
-        port = int(memory.read_text())
-    except (OSError, ValueError):
-        port = 0
-    if not 0 < port < 1 << 16 or (to_bind and _bound(port) is None):
-        port = _bound(0) or 0
-        with contextlib.suppress(OSError):  # in a folder that cannot be written the port changes each time
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            memory.write_text(str(port))
-    return port
-
-
-def _bound(port: int) -> int | None:
-    """The port that a server could bind to; None if it is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed one must not block the port
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            return None
-        return int(probe.getsockname()[1])

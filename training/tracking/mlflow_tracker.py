@@ -26,7 +26,7 @@ from penstock.redact import redact_text
 from penstock.training.events import Point
 from penstock.training.tracking import mlflow_backend
 from penstock.training.tracking.mlflow_backend import fit_key, fit_value
-from penstock.training.tracking.mlflow_store import TRAINING_VIEW, VIEW_TAG, database_of, mlflow_uri, page_port
+from penstock.training.tracking.mlflow_store import TRAINING_VIEW, VIEW_TAG, mlflow_uri
 from penstock.training.tracking.sender import Operation, Trouble
 from penstock.training.tracking.tracker import OpenRun, Tracker
 
@@ -105,21 +105,15 @@ class MlflowTracker(Tracker):
     @property
     def url(self) -> str | None:
         """The run's page on the MLflow server; None in embedded mode."""
-        return self._page_at(redact_text(self.tracking_uri).rstrip("/")) if self.tracking_uri.startswith("http") else None
-
-    @property
-    def local_url(self) -> str | None:
-        """The run's page while `penstock ui` is open; None if a server has the run."""
-        database = database_of(self.tracking_uri)
-        return self._page_at(f"http://127.0.0.1:{page_port(database.parent / 'port')}") if database is not None else None
+        if not self.tracking_uri.startswith("http"):
+            return None
+        server = redact_text(self.tracking_uri).rstrip("/")
+        return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
 
     @property
     def list_url(self) -> str | None:
         """The list of the experiment's runs on the server; None in embedded mode."""
         return self.url.replace(f"/runs/{self.run_id}", "/runs") if self.url is not None else None
-
-    def _page_at(self, server: str) -> str:
-        return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
 
     def fit_key(self, key: str) -> str:
         """In MLflow's alphabet."""

@@ -100,11 +100,6 @@ class Tracker(ABC):
         return None
 
     @property
-    def local_url(self) -> str | None:
-        """The run's page while `penstock ui` is open, if the store is a file of this machine."""
-        return None
-
-    @property
     def list_url(self) -> str | None:
         """The page on the server that lists the runs of the experiment; None without one."""
         return None

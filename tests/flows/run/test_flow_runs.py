@@ -108,9 +108,7 @@ def test_any_answer_of_prefect_server_keeps_run(
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(identity))
     told: list[str] = []
     run, attempt = SimpleNamespace(pipeline="p", run="r"), SimpleNamespace(changed=())
-    ctx: Any = SimpleNamespace(
-        run=run, attempt=attempt, tracker=SimpleNamespace(url=None, local_url=None, run_id="m"), warn=told.append
-    )
+    ctx: Any = SimpleNamespace(run=run, attempt=attempt, tracker=SimpleNamespace(url=None, run_id="m"), warn=told.append)
     here = ProcessIdentity.current()
     ended = Attempt(number=1, started="", process=here, status="done", prefect_flow_run_id=str(identity))
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from penstock.training.tracking.mlflow_store import mlflow_uri, page_port
+from penstock.training.tracking.mlflow_store import mlflow_uri
 from tests.runs.servers import ROOT, eventually, free_port
 
 pytestmark = pytest.mark.slow
@@ -93,20 +93,6 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def listening_hosts(processes: list[psutil.Process]) -> set[str]:
     found = (connection for process in processes for connection in process.net_connections())
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
-
-
-def test_page_port_is_kept_unless_taken(tmp_path: Path) -> None:
-    memory = tmp_path / "mlflow" / "port"
-    port = page_port(memory)
-    assert page_port(memory) == page_port(memory, to_bind=True) == int(memory.read_text()) == port
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port))
-        other.listen()
-        assert page_port(memory) == port, "a link is given while the page is open, too"
-        anew = page_port(memory, to_bind=True)
-    assert anew != port and page_port(memory) == anew
-    memory.write_text("99999999")
-    assert 0 < page_port(memory) < 65536
 
 
 def test_ui_serves_both_pages_until_ctrl_c(started: Ui, folder: Path) -> None:
