@@ -248,7 +248,9 @@ def _find_out_what_is_the_same_for_all() -> None:
     from penstock.training.evaluation.figures import figure_png, importance_figure
     from penstock.training.tracking.registry import TRACKERS
 
-    TRACKERS.get("mlflow").load()
+    TRACKERS.get("mlflow")
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
     describe_environment()
     _init_packages_to_modules_map()
     figure_png(importance_figure({"a": 1.0}))
