@@ -150,9 +150,14 @@ def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[b
     sentence += f") on the same {counted(paired.rows, 'row')}"
     if not gain > 0:
         return False, f"{sentence}: it is not better"
-    if gain < policy.min_gain:
+    if not _reaches(gain, policy.min_gain, max(abs(paired.before), abs(paired.after))):
         return False, f"{sentence}: the gain is below register.promote.min_gain {policy.min_gain:g}"
     return True, sentence
+
+
+def _reaches(value: float, bound: float, size: float) -> bool:
+    """Return whether a value is at least the bound, within the rounding of metrics of about `size`, which are float32."""
+    return value >= bound - 1e-6 * size
 
 
 def _split_and_name(policy: PromoteSpec) -> tuple[Split, str]:
@@ -178,7 +183,7 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
             undefined = name in each and value is None
             if undefined and key != each["slice"] and any(other[name] is not None for other in meant):
                 continue  # few rows of one class do not count against a model; a slice with a floor of its own is measured
-            if value is None or not sign * value >= sign * floor:
+            if value is None or not _reaches(sign * value, sign * floor, abs(floor)):
                 why = f"is not defined ({each['not_defined']})" if undefined else "is not measured"
                 shown = why if value is None else f"is {value:.4f}"
                 where = f"{policy.metric} {shown} on the {counted(each['rows'], 'row')} of {each['slice']}"

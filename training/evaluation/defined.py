@@ -112,7 +112,7 @@ def _kinds() -> tuple[Any, Any]:
             self.add_state("moments", torch.zeros(4, outputs, dtype=torch.float64), dist_reduce_fx=_pooled)
 
         def update(self, preds: Tensor, target: Tensor) -> None:
-            preds, target = (each.double().reshape(len(each), -1) for each in (preds, target))
+            preds, target = (each.double().reshape(-1, self.moments.shape[1]) for each in (preds, target))
             if len(target):
                 mean = target.mean(0)
                 rows = torch.full_like(mean, len(target))

@@ -65,7 +65,7 @@ CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
 
 REGRESSION: dict[str, Callable[[int], Metric]] = {
     "mse": lambda n: _new("MeanSquaredError").set_dtype(torch.float64),
-    "rmse": lambda n: _new("MeanSquaredError", squared=False).set_dtype(torch.float64),
+    "rmse": lambda n: _new("MeanSquaredError", squared=False, num_outputs=n).set_dtype(torch.float64),
     "mae": lambda n: _new("MeanAbsoluteError").set_dtype(torch.float64),
     "r2": lambda n: r2_score(n),
 }
@@ -224,8 +224,8 @@ class MetricSet:
             value: Tensor = metric.compute()
         if name == "r2" and bool(value.isnan()):
             self.undefined[name] = "all rows have the same label"
-        if defined is not None and value.numel() > 1:
-            value = value[defined].mean()
+        if value.numel() > 1:
+            value = (value if defined is None else value[defined]).mean()
         # in float32 a mean over classes may come to 1.0000001
         return value.clamp(max=1.0) if name in CLASSIFICATION else value
 

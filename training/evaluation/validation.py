@@ -68,6 +68,7 @@ def run_over(
         columns = batch.columns
         logged_rows(batch.rows)
         total += model.loss(columns).double() * batch.rows
+        logged_rows(1)  # a value that `predict` logs counts once a call
         rows += batch.rows
         if model.can_predict and (metrics.metrics or observe):
             output = model.predict(columns, batch.rows)

@@ -85,6 +85,17 @@ def test_alias_moves_for_min_gain() -> None:
         assert moved is moves and "95 % interval [-0.1000, +0.1000]) on the same 50 rows" in said
 
 
+def test_bound_met_exactly_in_float32_is_met() -> None:
+    for size in range(1, 60):
+        for part in range(size + 1):
+            share = float(np.float32(part) / np.float32(size))
+            entry = {"split": "test", "column": "a", "slice": "a=1", "rows": size, "accuracy": share}
+            assert below_floors(PromoteSpec(metric="test/accuracy", floors={"a": part / size}), [entry]) is None
+            later = Paired(size, share, float(np.float32(share + 0.005)), -0.1, 0.1)
+            assert weigh(PromoteSpec(metric="test/accuracy", min_gain=0.005), later, "2", "1")[0]
+    assert not weigh(PromoteSpec(metric="test/accuracy", min_gain=0.00501), later, "2", "1")[0]
+
+
 def test_slice_below_floor_is_named() -> None:
     slices = [
         {"split": "test", "column": "country", "slice": "country=France", "rows": 7, "accuracy": 0.7},

@@ -7,10 +7,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
-from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r2_score, roc_auc_score
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+    mean_absolute_error,
+    mean_squared_error,
+    precision_score,
+    r2_score,
+    recall_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 from torch import Tensor, nn
 
 from penstock.errors import SpecError, TrainingError
@@ -329,6 +345,72 @@ def test_several_labels_or_targets_agree_with_scikit_learn() -> None:
     assert found["mae"] == pytest.approx(scores.abs().mean().item()) and found["r2"] == pytest.approx(
         r2_score(2 * scores, scores)
     )
+
+
+def in_two_parts(names: list[str], of: FeedSchema, output: Tensor, target: Tensor, cut: int) -> dict[str, float]:
+    metrics = make_metrics(names, of, recipe())
+    for part in (slice(0, cut), slice(cut, None)):
+        metrics.update(output[part], {"y": target[part]})
+    return metrics.compute()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(2, 60),
+    targets=st.sampled_from([1, 3]),
+    mean=st.sampled_from([0.0, -1.0, 1998.0, 2.4e6, 1.7e9, 1e-9]),
+    spread=st.sampled_from([1e-6, 1.0, 300.0, 1e5]),
+)
+def test_regression_equals_scikit_learn_in_float64(seed: int, rows: int, targets: int, mean: float, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    true = mean + spread * rng.standard_normal((rows, targets)) * [1.0, 7.0, 0.1][:targets]
+    predicted = (true + spread * rng.standard_normal((rows, targets))).astype(np.float32)
+    assume((np.ptp(true, axis=0) > 1e-7 * abs(mean)).all())
+    shape = () if targets == 1 else (targets,)
+    of = FeedSchema(columns=(ColumnInfo(name="y", dtype="float64", shape=shape),), label="y")
+    found = in_two_parts(
+        [*REGRESSION], of, *(torch.from_numpy(each.reshape(rows, *shape)) for each in (predicted, true)), rows // 3
+    )
+    expected = {
+        "mse": mean_squared_error(true, predicted),
+        "rmse": root_mean_squared_error(true, predicted),
+        "mae": mean_absolute_error(true, predicted),
+        "r2": r2_score(true, predicted),
+    }
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(12, 60),
+    classes=st.sampled_from([2, 3, 5]),
+    size=st.sampled_from([0.1, 1.0, 30.0, 1e5]),
+)
+def test_classification_equals_scikit_learn_in_float64(seed: int, rows: int, classes: int, size: float) -> None:
+    rng = np.random.default_rng(seed)
+    target = np.concatenate([np.arange(classes), rng.integers(0, classes, rows - classes)])
+    # Few values, so that rows tie; in a row no two classes do.
+    logits = (size * rng.integers(-2, 3, (rows, classes)) + np.arange(classes) / 8).astype(np.float32)
+    of = schema(classes)
+    found = in_two_parts([*CLASSIFICATION], of, torch.from_numpy(logits), torch.from_numpy(target), rows // 3)
+    shares = prepare_predictions(torch.from_numpy(logits), of).double().numpy()
+    assume((np.sort(shares)[:, -1] > np.sort(shares)[:, -2]).all())
+    chosen, score = shares.argmax(1), shares[:, 1] if classes == 2 else shares
+    average, one_hot = ("binary", target) if classes == 2 else ("macro", np.eye(classes)[target])
+    expected = {
+        "accuracy": accuracy_score(target, chosen),
+        "balanced_accuracy": balanced_accuracy_score(target, chosen),
+        "f1": f1_score(target, chosen, average=average, zero_division=0),
+        "precision": precision_score(target, chosen, average=average, zero_division=0),
+        "recall": recall_score(target, chosen, average=average, zero_division=0),
+        "mcc": matthews_corrcoef(target, chosen),
+        "auroc": roc_auc_score(one_hot, score),
+        "average_precision": average_precision_score(one_hot, score),
+    }
+    del found["calibration_error"]
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_without_a_label_metrics_see_the_predictions_alone() -> None:
