@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,6 +21,7 @@ from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
 
 if TYPE_CHECKING:
+    from penstock.training.events import Point
     from penstock.training.job import FeedOpener
     from penstock.training.tracking.tracker import Tracker
 
@@ -74,6 +75,7 @@ class RunContext:
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
+        on_points: called with the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -91,6 +93,7 @@ class RunContext:
     will_train: bool = True
     before: Before | None = None
     open_feeds: FeedOpener | None = None
+    on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -116,8 +116,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:
             raise ctx.stopping.lost
-        if points := [event for event in events if isinstance(event, Point)]:
+        points = [event for event in events if isinstance(event, Point)]
+        if points:
             ctx.tracker.points(points)
+            ctx.on_points(points)
         publish(events, handlers)
 
     ctx.stopping.graceful = True

@@ -16,7 +16,7 @@ from prefect.utilities.annotations import quote
 from penstock.flows.preflight.cpus import held_by_workers, workers_refused
 from penstock.flows.tune.summary import short
 from penstock.flows.tune.sweep import Sweep
-from penstock.flows.tune.trial import perform_trial
+from penstock.flows.tune.trial import close_stopped, perform_trial
 from penstock.machine.stopping import StopRequest
 from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
@@ -46,7 +46,7 @@ def _trial_task(sweep: Sweep, number: int, ends: _Ends) -> State[Any]:
         return Cancelled(message="stopped; it continues with the next command")
     if trial.state == "failed":
         return Failed(message=trial.error)
-    return Completed(message=sweep.describe(trial))
+    return Completed(name="Stopped early" if trial.state == "stopped" else "Completed", message=sweep.describe(trial))
 
 
 def perform_trials(sweep: Sweep, concurrent: int) -> None:
@@ -58,6 +58,8 @@ def perform_trials(sweep: Sweep, concurrent: int) -> None:
     """
     stopping, begun_s, ends = sweep.ctx.stopping, time.monotonic(), _Ends()
     failure: BaseException | None = None
+    for trial in [trial for trial in sweep.trials if trial.state == "running" and trial.note]:
+        close_stopped(sweep, trial)
     waiting = [trial for trial in sweep.trials if trial.state == "running"]
     for trial in sweep.trials:
         if trial.state != "running":

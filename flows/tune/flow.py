@@ -160,7 +160,7 @@ def _keep_best(
     if best is None:
         raise TrainingError(
             "no trial came to its end",
-            problems=[f"trial {trial.number}: {trial.error or trial.state}" for trial in trials],
+            problems=[f"trial {trial.number}: {trial.error or trial.note or trial.state}" for trial in trials],
             next_step="change tune.space, or give the sweep more time (tune.time_s)",
         )
     # Beside the pipeline file, because relative paths in it start there.
@@ -183,7 +183,7 @@ def _keep_best(
         "status": "done",
         "sweep": ctx.run.run,
         f"{ctx.run.tracker}_run_id": ctx.tracker.run_id,
-        "trials": [trial.model_dump(mode="json") for trial in trials],
+        "trials": [trial.model_dump(mode="json", exclude={"reports"}) for trial in trials],
         "best": {"trial": best.number, "values": best.values, section.metric: best.value, "run": best.run},
         "file": str(file),
         "metrics": registered["metrics"],

@@ -44,7 +44,7 @@ def finish_folds(ctx: RunContext, trials: Sequence[Trial]) -> dict[str, Any]:
     if lost:
         raise TrainingError(
             f"{len(lost)} of {len(trials)} folds did not come to their end",
-            problems=[f"fold {trial.values['data.fold']}: {trial.error or trial.state}" for trial in lost],
+            problems=[f"fold {trial.values['data.fold']}: {trial.error or trial.note or trial.state}" for trial in lost],
             next_step="correct what is wrong and run the same command: folds that are done are not trained again",
         )
     shared = [name for name in trials[0].metrics if all(name in trial.metrics for trial in trials)]

@@ -13,7 +13,7 @@ from penstock.tasks.tune.record import Trial, load_trials
 
 __all__ = ["best_of", "describe_sweeps", "describe_trials", "short"]
 
-_STATES = {"done": "done", "failed": "failed", "running": "cut"}
+_STATES = {"done": "done", "stopped": "stopped early", "failed": "failed", "running": "cut"}
 
 
 def describe_sweeps(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
@@ -36,7 +36,7 @@ def describe_sweeps(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, 
         found[run.run] = {"sweep": {**shown, "best": None if best is None else _fields(best)}}
         for trial, state in zip(trials, states, strict=True):
             if (trial.run or "").startswith(run.run):  # another one was trained before this sweep
-                note = trial.error or (f"{metric} {short(trial.value)}" if trial.value is not None else "")
+                note = trial.note or (f"{metric} {short(trial.value)}" if trial.value is not None else "")
                 about = {**_fields(trial), "sweep": run.run, "state": state, "note": note, "best": trial is best}
                 found[str(trial.run)] = {"trial": about}
     return found

@@ -1,12 +1,13 @@
-"""What do the trials of a sweep share? Their records and the prepared rows.
+"""What do the trials of a sweep share? Their records, the prepared rows, and the decision which of them end early.
 
-The record of a trial is written before it begins and at its end: a process that dies on any line leaves all that the next
-command needs to go on.
+The record of a trial is written before it begins, with each report and the decision that follows from it, and at its end: a
+process that dies on any line leaves what the next command needs to go on.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,10 @@ from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.tune.summary import short
 from penstock.machine.stopping import StopRequest
 from penstock.tasks.context import RunContext
-from penstock.tasks.tune.record import Trial, load_trials, save_trial
-from penstock.tasks.tune.search import propose
+from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
+from penstock.tasks.tune.search import Pruner, propose
 from penstock.tasks.tune.spec import TuneSpec
+from penstock.training.events import Point
 
 __all__ = ["Sweep"]
 
@@ -45,6 +47,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.trials = load_trials(self.ctx.storage, self.ctx.run.run)
+        self._pruner = Pruner(self.tune, self.trials)
         self._lock = threading.RLock()
 
     @property
@@ -68,7 +71,32 @@ class Sweep:
                 raise self.ctx.stopping.lost
             trial = self.trials[number - 1] = self.trials[number - 1].model_copy(update=changes)
             save_trial(self.ctx.storage, self.ctx.run.run, trial)
+            self._pruner.end(trial)
             return trial
+
+    def report(self, number: int, points: Sequence[Point]) -> None:
+        """Record new values of the metric, and stop the trial if it is to end early.
+
+        Steps reported before an interruption are measured again and skipped.
+        """
+        with self._lock:
+            for point in points:
+                trial, value = self.trials[number - 1], point.values.get(self.tune.metric)
+                if trial.note:  # it is being stopped: how far it comes until then is nondeterministic
+                    return
+                if value is None or (trial.reports and point.step <= trial.reports[-1].step):
+                    continue
+                reports = [*trial.reports, Report(step=point.step, value=value)]
+                ends = self._pruner.report(number, value)
+                self.update(number, reports=reports, note=self._why(reports) if ends else "")
+                if ends:
+                    self.live[number].stop.set()
+
+    def end_early(self, number: int, tracked_run: str | None) -> Trial:
+        """Record that a trial has ended early, with what it had reported when that was decided."""
+        reports = self.trials[number - 1].reports
+        best = {"min": min, "max": max}[self.tune.mode](report.value for report in reports)
+        return self.update(number, state="stopped", value=best, step=reports[-1].step, tracked_run=tracked_run)
 
     def line(self, number: int, text: str) -> None:
         """Print a line about a trial."""
@@ -76,11 +104,22 @@ class Sweep:
 
     def describe(self, trial: Trial) -> str:
         """Describe the result of a trial."""
-        if trial.error is not None:
-            return trial.error
+        if trial.state in ("failed", "stopped"):
+            return trial.error or trial.note
         return f"{self.tune.metric} {trial.value:.4g} at step {trial.step:,}" if trial.value is not None else "to be continued"
 
     def title(self, trial: Trial) -> str:
         """Return the title of a trial for its description at the tracker."""
         values = ", ".join(f"{key} {short(value)}" for key, value in trial.values.items())
         return f"Trial {trial.number} of sweep {self.ctx.run.run} ({values})"
+
+    def _why(self, reports: list[Report]) -> str:
+        rule = {
+            "asha": f"outside the best 1 in {self.tune.reduction} of its rung",
+            "median": "its best value is worse than the median of the others",
+        }[self.tune.scheduler]
+        last, validations = reports[-1], len(reports)
+        return (
+            f"stopped early by {self.tune.scheduler} after {validations} validation{'s' * (validations > 1)} at step "
+            f"{last.step:,}, where {self.tune.metric} was {last.value:.4g}: {rule}"
+        )

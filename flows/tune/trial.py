@@ -6,11 +6,13 @@ It is not evaluated: the test split is for the best trial alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.open_attempt import begin_attempt, introduce
+from penstock.flows.run.repair import close_attempts, update_tracker
 from penstock.flows.tune.space import load_trial
 from penstock.flows.tune.sweep import Sweep
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -24,9 +26,13 @@ from penstock.tasks.stage import VerifyContext, perform
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
 from penstock.tasks.tune.record import Trial
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.job import TrainOutcome
 
-__all__ = ["perform_trial"]
+__all__ = ["close_stopped", "perform_trial"]
+
+_EARLY = {"penstock.trial.state": "stopped early"}
 
 _PREPARING = [stage for stage in ALL_STAGES if stage.name in BEFORE_TRAINING]
 
@@ -91,12 +97,17 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         tags=parent,
     )
     ctx.outcomes, ctx.open_feeds = dict(rows.outcomes), rows.open_feeds
+    ctx.on_points = partial(sweep.report, trial.number)
     try:
         introduce(ctx)
+        if committed := CheckpointStore(ctx.work_storage).committed():  # what was measured before it is not measured again
+            ctx.on_points(list(read_journal(ctx.work_storage, committed[0].manifest.step)))
         for stage in _PREPARING:
             stage.publish(ctx, ctx.output(stage.name))
         perform(TRAIN, ctx)
         ledger.note_training(ctx.run)
+        if sweep.trials[trial.number - 1].note:  # decided by its last validation
+            return _stopped_early(sweep, trial, ctx)
         ended = _done(sweep, ctx.run, ctx.output("train"))
     except Exception as error:
         # Of any class: the trial's records are closed; errors that its values do not cause are raised again there.
@@ -154,6 +165,8 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
         ctx.tracker.close(None)
         raise lost from error
     stopped = stop_behind(error)
+    if isinstance(stopped, Interrupted) and sweep.trials[trial.number - 1].note:
+        return _stopped_early(sweep, trial, ctx)
     if isinstance(stopped, Interrupted):
         close_attempt(ctx, "interrupted", stopped)
         return sweep.update(trial.number, tracked_run=ctx.tracker.run_id)
@@ -161,3 +174,20 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
     if isinstance(error, PenstockError) and error.exit_code in (TrainingError.exit_code, 2, 4):
         return sweep.update(trial.number, state="failed", error=error.message, tracked_run=ctx.tracker.run_id)
     raise error
+
+
+def _stopped_early(sweep: Sweep, trial: Trial, ctx: RunContext) -> Trial:
+    ctx.tracker.set_tags(_EARLY)
+    close_attempt(ctx, "partial", note=f"{sweep.title(trial)}: {sweep.trials[trial.number - 1].note}")
+    return sweep.end_early(trial.number, ctx.tracker.run_id)
+
+
+def close_stopped(sweep: Sweep, trial: Trial) -> Trial:
+    """End a trial that was killed while it was being stopped early: its records become those of one that has ended so."""
+    ledger, run = sweep.ctx.ledger, sweep.ctx.ledger.load_run(trial.run or "")
+    if run is not None:
+        close_attempts(ledger, run)
+        run = run.model_copy(update={"status": "partial"})
+        ledger.save_run(run)
+        update_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{sweep.title(trial)}: {trial.note}"})
+    return sweep.end_early(trial.number, run.tracking_runs.get(run.tracker) if run is not None else None)

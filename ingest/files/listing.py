@@ -61,10 +61,7 @@ _OTHERS_FOLDERS = {
 
 _TABLE_FORMATS = {
     "Delta": ("_delta_log/*", "data.format: delta"),
-    "Iceberg": (
-        "metadata/*.metadata.json",
-        "yield table.scan(snapshot_id=...).to_arrow_batch_reader() of pyiceberg from a function: data.format: python",
-    ),
+    "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
     "Hudi": (
         ".hoodie/*",
         "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
@@ -96,7 +93,7 @@ _OTHER_FORMATS = {
     ".avro": "set data.format: avro",
     ".orc": "set data.format: orc",
     ".wav .flac .ogg": "set data.format: audio",
-    ".tfrecord .tfrecords": "read them in a function (tf.data, or the package tfrecord): data.format: python",
+    ".tfrecord .tfrecords": "set data.format: tfrecord",
     ".db .sqlite .sqlite3": "set data.format: sql",
     ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
     ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",

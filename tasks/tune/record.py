@@ -4,7 +4,7 @@ A sweep is a run, with the stages that its trials share, and each trial is one. 
 
     pipelines/<name>/sweep.json            the sweep that the next command continues
     runs/<sweep>/sweep.json                what it is a sweep of
-    runs/<sweep>/trials/<n>.json           values, run and end of a trial
+    runs/<sweep>/trials/<n>.json           values, run, reports and end of a trial
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.config import Section
 from penstock.storage import Storage
 
 __all__ = [
+    "Report",
     "SweepRecord",
     "Trial",
     "current_sweep",
@@ -36,6 +37,13 @@ class SweepRecord(Section):
     """Digest of all that its trials share. A changed file begins another sweep."""
 
 
+class Report(Section):
+    """A value of the metric as it arrived while a trial trained."""
+
+    step: int
+    value: float
+
+
 class Trial(Section):
     """One trial of a sweep."""
 
@@ -43,17 +51,20 @@ class Trial(Section):
     """From 1."""
     values: dict[str, Any]
     """Key of the pipeline file -> its value in this trial."""
-    state: Literal["running", "done", "failed"] = "running"
-    """One that is `running` and has no process was cut, and continues."""
+    state: Literal["running", "done", "stopped", "failed"] = "running"
+    """`stopped`: ended early by the scheduler. One that is `running` and has no process was cut, and continues."""
     run: str | None = None
     """penstock's id of its run."""
     tracked_run: str | None = None
     value: float | None = None
-    """The metric of the weights that would be registered."""
+    """The metric of the weights that would be registered; of a trial that was stopped, the best that was reported."""
     step: int | None = None
     weights_digest: str | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    reports: list[Report] = Field(default_factory=list)
     error: str | None = None
+    note: str = ""
+    """Why it ends early. It is on record with the report that decided it, before the trial is stopped."""
 
 
 def current_sweep(storage: Storage, pipeline: str) -> SweepRecord | None:

@@ -1,6 +1,7 @@
-"""Which values does the next trial take? Optuna decides, from the trials on record alone.
+"""Which values does the next trial take, and which trials end early? Optuna decides, from what is on record alone.
 
-A sampler is made anew for each trial and seeded by its number, so that a sweep that was killed goes on as if it had not been.
+A sampler is made anew for each trial and seeded by its number, and a pruner gets all recorded reports again, so that a sweep
+that was killed goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from penstock.tasks.tune.spec import Dimension, TuneSpec
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["check_library", "propose"]
+__all__ = ["Pruner", "check_library", "propose"]
 
 _TRIES = 100
 """Draws in a row that were tried before, after which a space counts as exhausted."""
+
+_MEDIAN_OF = 3
+"""Trials that must be done before `median` ends one."""
 
 
 def check_library(spec: TuneSpec, origins: Mapping[str, str]) -> None:
@@ -32,15 +36,17 @@ def check_library(spec: TuneSpec, origins: Mapping[str, str]) -> None:
     Args:
         origins: key -> where the file or an option sets it.
     """
-    if spec.searcher == "grid":
+    key = "searcher" if spec.searcher != "grid" else "scheduler"
+    value = getattr(spec, key)
+    if value == "none":
         return
     try:
         importlib.import_module("optuna")
     except ImportError as error:
-        origin = origins.get("tune.searcher", "")
-        where = f"{origin}={spec.searcher}" if origin.startswith("--set") else origin
+        origin = origins.get(f"tune.{key}", "")
+        where = f"{origin}={value}" if origin.startswith("--set") else origin
         raise PreflightError(
-            f"{where}: tune.searcher: {spec.searcher} needs Optuna: {error}", next_step="pip install 'penstock[tune]'"
+            f"{where}: tune.{key}: {value} needs Optuna: {error}", next_step="pip install 'penstock[tune]'"
         ) from error
 
 
@@ -60,6 +66,60 @@ def propose(spec: TuneSpec, trials: Sequence[Trial]) -> dict[str, Any] | None:
     return None
 
 
+class Pruner:
+    """Decide which trials end early. One validation is one step of Optuna's pruners.
+
+    Args:
+        trials: those on record.
+    """
+
+    def __init__(self, spec: TuneSpec, trials: Sequence[Trial] = ()) -> None:
+        self._study = _new_study(spec, pruner=_pruner(spec)) if spec.scheduler != "none" else None
+        self._trials: dict[int, tuple[optuna.Trial, itertools.count[int]]] = {}
+        for trial in trials:
+            for report in trial.reports:
+                self.report(trial.number, report.value)
+            self.end(trial)
+
+    def report(self, number: int, value: float) -> bool:
+        """Take the value of the trial's next validation. Return whether the trial ends now."""
+        if self._study is None:
+            return False
+        trial, steps = self._of(number)
+        trial.report(value, next(steps))
+        return trial.should_prune()
+
+    def end(self, trial: Trial) -> None:
+        """Take the result of a trial, unless it is running."""
+        if self._study is not None and trial.state != "running":
+            from optuna.trial import TrialState
+
+            state = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}[trial.state]
+            value = trial.value if state == TrialState.COMPLETE else None
+            self._study.tell(self._of(trial.number)[0], value, state=state)
+
+    def _of(self, number: int) -> tuple[optuna.Trial, itertools.count[int]]:
+        assert self._study is not None
+        if number not in self._trials:
+            self._trials[number] = self._study.ask(), itertools.count(1)
+        return self._trials[number]
+
+
+def _pruner(spec: TuneSpec) -> optuna.pruners.BasePruner:
+    import optuna
+
+    if spec.scheduler == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=_MEDIAN_OF, n_warmup_steps=spec.grace)
+    return optuna.pruners.SuccessiveHalvingPruner(min_resource=spec.grace, reduction_factor=spec.reduction)
+
+
+def _new_study(spec: TuneSpec, **parts: Any) -> optuna.Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(direction="minimize" if spec.mode == "min" else "maximize", **parts)
+
+
 def _ask(spec: TuneSpec, trials: Sequence[Trial], seed: int) -> dict[str, Any]:
     """Ask a new sampler that knows the results so far. Listed values are their index there."""
     import optuna
@@ -69,8 +129,7 @@ def _ask(spec: TuneSpec, trials: Sequence[Trial], seed: int) -> dict[str, Any]:
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
     if spec.searcher == "tpe":
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(3, spec.limit // 3)))
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="minimize" if spec.mode == "min" else "maximize", sampler=sampler)
+    study = _new_study(spec, sampler=sampler)
     for trial in trials:
         if trial.value is not None and not math.isnan(trial.value):
             params = {key: listed[key].index(value) if key in listed else value for key, value in trial.values.items()}

@@ -75,6 +75,13 @@ class TuneSpec(PluginSection):
     searcher: Annotated[Literal["random", "grid", "tpe"], OnResume.FREE] = "random"
     """Which values are tried next: drawn at random, all combinations, or those that Optuna's TPE sampler proposes after the
     finished trials. Needs `pip install 'penstock[tune]'`, except for `grid`."""
+    scheduler: Annotated[Literal["none", "asha", "median"], OnResume.FREE] = "none"
+    """Which trials end early: none, those outside the best of their rung (`asha`, Optuna's SuccessiveHalvingPruner), or those
+    whose best value is worse than the median of the trials that are done (`median`, its MedianPruner)."""
+    grace: Annotated[PositiveInt, OnResume.FREE] = 1
+    """Validations that every trial gets before it may be ended early; the first rung of `asha`."""
+    reduction: Annotated[int, OnResume.FREE, Field(ge=2)] = 3
+    """`asha`: one in so many goes on from a rung, and the next rung is at so many times the validations."""
     concurrent: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Trials at once; as many as the CPUs and GPUs hold if not given. Lowered, with a line, where they do not fit."""
     seed: Annotated[int, OnResume.FREE, Field(ge=0)] = 0

@@ -8,8 +8,10 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.drills.project import make_project
 from tests.drills.without_servers import leave_out_servers, run_here
@@ -22,6 +24,15 @@ tune:
   space: {train.learning_rate: {log_range: [1e-3, 1e-1]}}
   trials: 3
   concurrent: 2
+"""
+
+ONE_BY_ONE = """
+tune:
+  space: {train.learning_rate: {log_range: [1e-5, 1e-1]}}
+  trials: 3
+  concurrent: 1
+  scheduler: asha
+  reduction: 2
 """
 
 SLOW = {"DRILL_PAUSE_S": "0.1"}
@@ -60,6 +71,16 @@ def killed(file: Path, what: str, seen: Callable[[], bool], environment: dict[st
     command.process.communicate()
 
 
+def facts(said: dict[str, Any]) -> list[tuple[Any, ...]]:
+    names = ("number", "values", "state", "value", "step", "weights_digest")
+    return [tuple(trial[name] for name in names) for trial in said["trials"]]
+
+
+def reports(folder: Path, sweep: str) -> list[list[tuple[int, float]]]:
+    files = sorted(folder.glob(f".penstock/runs/{sweep}/trials/*.json"))
+    return [[(each["step"], each["value"]) for each in json.loads(file.read_text())["reports"]] for file in files]
+
+
 def test_three_kills_keep_the_weights_of_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = project(tmp_path / "killed" / "project", PARALLEL)
     killed(file, "checkpoints of both trials", lambda: all(trained(file.parent, number, 5)() for number in (1, 2)), HELD)
@@ -81,3 +102,21 @@ def test_three_kills_keep_the_weights_of_all_trials(tmp_path: Path, monkeypatch:
         assert alone["weights_digest"] == trial["weights_digest"]
         if trial["weights_digest"] == survived["weights_digest"]:
             assert survived["metrics"] == alone["metrics"]
+
+
+def test_killed_sweep_stops_the_same_trials_early(tmp_path: Path) -> None:
+    calm_file, file = (project(tmp_path / name / "project", ONE_BY_ONE) for name in ("calm", "killed"))
+    calm = Command("tune", str(calm_file), "--json").finish()
+    states = [trial["state"] for trial in calm["trials"]]
+    assert "stopped" in states and "done" in states
+    killed(file, "checkpoints of the second", trained(file.parent, 2, 5))
+    survived = Command("tune", str(file), "--json").finish()
+    assert facts(survived) == facts(calm)
+    assert reports(file.parent, survived["sweep"]) == reports(calm_file.parent, calm["sweep"])
+    for folder, sweep in ((calm_file.parent, calm), (file.parent, survived)):
+        client = MlflowClient(f"sqlite:///{folder}/.penstock/mlflow/mlflow.db")
+        tags = [client.get_run(trial["tracked_run"]).data.tags for trial in sweep["trials"]]
+        expected = ["stopped early" if trial["state"] == "stopped" else None for trial in sweep["trials"]]
+        assert [each.get("penstock.trial.state") for each in tags] == expected
+    stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")
+    assert stopped["note"].startswith("stopped early by asha after ")

@@ -63,7 +63,10 @@ def test_sweep_without_optuna_is_refused_except_a_grid(tmp_path: Path, monkeypat
     assert refused.value.next_step == "pip install 'penstock[tune]'"
     with pytest.raises(PreflightError, match=r"^default: tune\.searcher: random needs Optuna"):
         check_space(load_spec(file))
-    check_space(load_spec(file, ["tune.space={shuffle.seed: {grid: [1, 2]}}", "tune.searcher=grid"]))
+    grid = ["tune.space={shuffle.seed: {grid: [1, 2]}}", "tune.searcher=grid"]
+    check_space(load_spec(file, grid))
+    with pytest.raises(PreflightError, match=r"^--set tune\.scheduler=asha: tune\.scheduler: asha needs Optuna"):
+        check_space(load_spec(file, [*grid, "tune.scheduler=asha"]))
 
 
 @pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])

@@ -23,8 +23,8 @@ def test_sweep_is_described_by_its_trials(tmp_path: Path) -> None:
     sweep = sweep.model_copy(update={"run": f"{sweep.run}-sweep", "sweep": f"{sweep.run}-sweep", "status": "interrupted"})
     reused = [{"name": "read", "key": "k", "outcome": "reused", "seconds": 0.0}]
     cut = {"state": "running", "value": None}
-    failed = {"state": "failed", "error": "the loss is nan"}
-    ends: list[dict[str, object]] = [{"state": "done", "value": 0.5}, failed, cut, {"state": "done", "value": 0.2}]
+    stopped = {"state": "stopped", "note": "stopped early by asha after 1 validation", "value": 0.1}
+    ends: list[dict[str, object]] = [{"state": "done", "value": 0.5}, stopped, cut, {"state": "done", "value": 0.2}]
     ledger.save_run(sweep)
     for status in ("done", "interrupted"):
         attempt = ledger.new_attempt(sweep.run)
@@ -39,7 +39,7 @@ def test_sweep_is_described_by_its_trials(tmp_path: Path) -> None:
         trial = {"number": number, "values": {"train.epochs": 2}, "run": run.run, **end}
         save_trial(ledger.storage, sweep.run, Trial.model_validate(trial))
 
-    told = "4 trials (2 done, 1 failed, 1 cut); the best is trial 4: val/loss 0.2 with train.epochs 2"
+    told = "4 trials (2 done, 1 stopped early, 1 cut); the best is trial 4: val/loss 0.2 with train.epochs 2"
     said = io.StringIO()
     found = collect_status(file)
     show_status(found, LineConsole(file=said, width=200))
@@ -48,13 +48,13 @@ def test_sweep_is_described_by_its_trials(tmp_path: Path) -> None:
         [
             *("S  interrupted  in attempt 2, done in attempt 1", f"    {told}"),
             *("S-001  trial 1 done  1 attempt", "    val/loss 0.5"),
-            *("S-002  trial 2 failed  1 attempt", "    the loss is nan"),
+            *("S-002  trial 2 stopped early  1 attempt", "    stopped early by asha after 1 validation"),
             "S-003  trial 3 interrupted  1 attempt",
             *("S-004  trial 4, the best, done  1 attempt", "    val/loss 0.2"),
         ]
     )
     described = next(run["sweep"] for run in found["runs"] if run["run"] == sweep.run)
-    assert described["states"] == {"done": 2, "failed": 1, "cut": 1} and described["best"]["run"] == f"{sweep.run}-004"
+    assert described["states"] == {"done": 2, "stopped early": 1, "cut": 1} and described["best"]["run"] == f"{sweep.run}-004"
 
     logged = io.StringIO()
     show_log(collect_log(file), LineConsole(file=logged, width=200))

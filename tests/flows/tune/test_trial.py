@@ -1,4 +1,4 @@
-"""Do trials share equal rows, and do their lines name them?"""
+"""Do trials share rows that are equal, and is one that was killed when it was to end early left as one that has ended early?"""
 
 from __future__ import annotations
 
@@ -9,19 +9,56 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.space import load_trial
 from penstock.flows.tune.sweep import Sweep
-from penstock.flows.tune.trial import _TrialReporter, _with_rows
+from penstock.flows.tune.trial import _TrialReporter, _with_rows, close_stopped
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
+from penstock.storage import Storage
 from penstock.tasks import materialize, preprocess
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
+from penstock.tasks.tune.spec import TuneSpec
 from tests.drills.project import make_project
+
+
+def test_trial_killed_while_stopping_early_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri)
+    tracked = client.create_run(client.create_experiment("drill", tmp_path.as_uri())).info.run_id
+    ledger = Ledger(Storage(str(tmp_path / "state")))
+    run = ledger.new_run("drill", {}).model_copy(update={"tracking_runs": {"mlflow": tracked}})
+    ledger.save_run(run)
+    ledger.new_attempt(run.run)
+
+    cut = Trial(number=1, values={"train.learning_rate": 0.1}, run=run.run, note="stopped early by asha")
+    reports = [Report(step=5, value=0.5), Report(step=10, value=0.75)]
+    save_trial(ledger.storage, "sweep", cut.model_copy(update={"reports": reports}))
+    context: Any = SimpleNamespace(
+        ledger=ledger,
+        storage=ledger.storage,
+        state_dir=tmp_path / "state",
+        run=SimpleNamespace(run="sweep"),
+        stopping=StopRequest(),
+    )
+    section = TuneSpec.model_validate({"space": {"train.learning_rate": {"range": [0.0, 1.0]}}})
+    close_stopped(Sweep(cast("Any", None), section, context), cut)
+
+    (closed,) = load_trials(ledger.storage, "sweep")
+    assert (closed.state, closed.tracked_run, closed.value, closed.step) == ("stopped", tracked, 0.5, 10)
+    left = ledger.load_run(run.run)
+    assert left is not None and left.status == "partial"
+    assert [attempt.status for attempt in ledger.attempts(run.run)] == ["killed"]
+    shown = client.get_run(tracked)
+    assert shown.info.status == "FINISHED" and shown.data.tags["penstock.trial.state"] == "stopped early"
+    assert shown.data.tags["mlflow.note.content"].endswith("stopped early by asha")
 
 
 class Unheard:

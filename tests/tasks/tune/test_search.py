@@ -78,7 +78,7 @@ def test_tpe_proposes_nearer_to_the_best() -> None:
         ({"space": {"a": {"choice": [1]}}, "searcher": "grid"}, "goes through lists"),
         ({"space": {"name": {"choice": ["x"]}}}, "name cannot be tuned"),
         ({"space": {"train.params": {"choice": [{}]}, "train.params.x": {"choice": [1]}}}, "are both in the space"),
-        ({"space": {"a": {"range": [1, 9]}}, "scheduler": "asha"}, "Extra inputs are not permitted"),
+        ({"space": {"a": {"range": [1, 9]}}, "scheduler": "pbt"}, "Input should be 'none', 'asha' or 'median'"),
     ],
 )
 def test_contradictory_section_is_refused(section: dict[str, Any], says: str) -> None:

@@ -65,6 +65,11 @@ def as_arrow(rows: Rows) -> bytes:
     return sink.getvalue()
 
 
+def as_tfrecord(rows: Rows) -> bytes:
+    lines = zip(rows["x"], rows["y"], rows["kind"], strict=True)
+    return containers.as_tfrecord([{"x": [x], "y": [y], "kind": [kind.encode()]} for x, y, kind in lines])
+
+
 def as_samples(rows: Rows) -> bytes:
     members: dict[str, bytes] = {}
     for number in rows["x"]:
@@ -106,6 +111,7 @@ CASES = {
     "excel": Case(one_file("xlsx", containers.as_excel)),
     "orc": Case(one_file("orc", containers.as_orc)),
     "avro": Case(one_file("avro", containers.as_avro)),
+    "tfrecord": Case(one_file("tfrecord", as_tfrecord), data={"types": {"kind": "string"}}),
     "huggingface": Case(as_saved_dataset),
     "text": Case(one_file("txt", as_lines), ("text",), ({"map_batches": "code.py:numbers"},), {"label": None}),
     "webdataset": Case(one_file("tar", as_samples), ("image",), (), {"label": "cls", "images": {"mode": "L"}}),

@@ -17,6 +17,7 @@ from penstock.flows.predict.request import PredictRequest, predict_request
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from tests.ingest.formats.sources.test_sources import new_iceberg
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
 
@@ -49,6 +50,12 @@ def delta(folder: Path) -> Rows:
     uri = str(folder / "table")
     deltalake.write_deltalake(uri, FIRST, partition_by=["town"])
     return Rows(uri, {}, lambda: deltalake.write_deltalake(uri, SECOND, mode="append"), lambda: {"version": 0})
+
+
+def iceberg(folder: Path) -> Rows:
+    table, options = new_iceberg(folder, FIRST)
+    first = table.current_snapshot().snapshot_id
+    return Rows("db.rows", options, lambda: table.append(SECOND), lambda: {"snapshot": first})
 
 
 def sql(folder: Path) -> Rows:
@@ -100,7 +107,7 @@ def ids(folder: Path) -> list[str]:
     return sorted(pq.read_table(folder / "out")["id"].to_pylist())
 
 
-@pytest.mark.parametrize("made", [delta, sql, python], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", [delta, iceberg, sql, python], ids=lambda made: made.__name__)
 def test_state_is_scored_once_and_replaced_by_later(
     tmp_path: Path, score: Callable[..., dict[str, Any]], made: Callable[[Path], Rows]
 ) -> None:
@@ -118,7 +125,7 @@ def test_state_is_scored_once_and_replaced_by_later(
     assert sorted((tmp_path / "out" / "_penstock").rglob("*.arrow")) == kept, "no row is read twice"
     rows.add()
     again = score(rows.input, format, **rows.options)
-    assert again["rows"] == (4 if format == "delta" else 10), "files of a table that are there already stay"
+    assert again["rows"] == (4 if format in ("delta", "iceberg") else 10), "files of a table that are there already stay"
     assert (again["total_rows"], ids(tmp_path)) == (10, sorted([*first, *second])), "and no row is there twice"
     if old := rows.old():
         assert done["state"].split("-")[0] in ("version", "snapshot") and again["state"] not in ("", done["state"])

@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import json
+import struct
 import tarfile
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -331,3 +332,55 @@ def test_what_the_library_itself_has_saved_is_read(tmp_path: Path) -> None:
     source = Source.of(tmp_path, {}, [], format="huggingface", train="saved", label="label")
     assert read_rows(tmp_path, "huggingface", train="saved")["label"].to_pylist() == [1, 0, 1]
     assert [str(column) for column in source.materialize().feed_schema.columns] == ["image: uint8[4, 4, 3]", "label: int64"]
+
+
+def as_tfrecord(examples: list[dict[str, Any]]) -> bytes:
+    """What `tf.io.TFRecordWriter` writes of `tf.train.Example`: numbers packed, as its serializer does."""
+    crc32c = pytest.importorskip("google_crc32c")
+
+    def masked(data: bytes) -> bytes:
+        checksum = crc32c.value(data)
+        return struct.pack("<I", ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def varint(value: int) -> bytes:
+        value &= (1 << 64) - 1
+        return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+    def part(number: int, content: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(content)) + content
+
+    def feature(values: list[Any]) -> bytes:
+        if isinstance(values[0], bytes):
+            return part(1, b"".join(part(1, value) for value in values))
+        if isinstance(values[0], float):
+            return part(2, part(1, struct.pack(f"<{len(values)}f", *values)))
+        return part(3, part(1, b"".join(map(varint, values))))
+
+    written = b""
+    for example in examples:
+        entries = [part(1, part(1, name.encode()) + part(2, feature(values))) for name, values in example.items()]
+        record = part(1, b"".join(entries))
+        header = struct.pack("<Q", len(record))
+        written += header + masked(header) + record + masked(record)
+    return written
+
+
+def test_examples_of_tensorflow_are_rows_and_their_checksums_count(tmp_path: Path) -> None:
+    examples = [{"x": [-1 * n], "w": [n / 2], "name": [b"row %d" % n], "ids": list(range(n))} for n in range(1, 50)]
+    del examples[7]["w"]
+    content = as_tfrecord(examples)
+    write_files(tmp_path, {"good/a.tfrecord.gz": gzip.compress(content)})
+    table = read_rows(tmp_path / "good", "tfrecord", types={"name": "string"})
+    assert table["x"].to_pylist() == [-n for n in range(1, 50)]
+    assert table["w"].to_pylist() == [None if n == 8 else n / 2 for n in range(1, 50)]
+    assert table["name"][4].as_py() == "row 5" and table["ids"][3].as_py() == [0, 1, 2, 3]
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for wrong, said in (
+        (bytes(flipped), r"damaged, cut off, or not TFRecord \(record \d+ \(from 0\)"),
+        (content[:-3], r"damaged, cut off, or not TFRecord \(record 48 \(from 0\)"),
+        (png(1), "this is a PNG image, not TFRecord"),
+    ):
+        write_files(tmp_path, {"bad/a.tfrecord": wrong})
+        with pytest.raises(DataError, match=said):
+            read_rows(tmp_path / "bad", "tfrecord")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError, PenstockError, PreflightError
@@ -58,7 +59,38 @@ def delta(folder: Path) -> Table:
     return Table("table", {}, lambda: deltalake.DeltaTable(uri).delete("x = 2"), {"version": 0})
 
 
-@pytest.mark.parametrize("made", [delta])
+def new_iceberg(folder: Path, rows: pa.Table) -> tuple[Any, dict[str, Any]]:
+    """A table of Iceberg, `db.rows`, that holds the rows, and the options that name its catalog."""
+    pytest.importorskip("pyiceberg.catalog.sql")
+    from pyiceberg.catalog import load_catalog
+
+    (folder / "warehouse").mkdir()
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    catalog = load_catalog("tests", **properties)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.rows", rows.schema)
+    table.append(rows)
+    return table, {"catalog": "tests", "properties": properties}
+
+
+def iceberg(folder: Path) -> Table:
+    table, options = new_iceberg(folder, FIRST)
+    old = table.current_snapshot().snapshot_id
+    table.append(SECOND)
+    return Table("db.rows", options, lambda: table.delete("x == 2"), {**options, "snapshot": old})
+
+
+def test_the_files_of_an_iceberg_table_hold_its_partitions_columns_and_are_read_as_they_lie(tmp_path: Path) -> None:
+    table, options = new_iceberg(tmp_path, FIRST)
+    with table.update_spec() as spec:
+        spec.add_identity("kind")
+    table.append(SECOND)
+    snapshot, rows = read(tmp_path, "iceberg", "db.rows", **options)
+    assert rows == [*FIRST.to_pylist(), *SECOND.to_pylist()]
+    assert any("/kind=" in file.name for file in snapshot.files) and not list((tmp_path / "storage").rglob("*.arrow"))
+
+
+@pytest.mark.parametrize("made", [delta, iceberg], ids=["delta", "iceberg"])
 def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: Path, made: Callable[[Path], Table]) -> None:
     format = made.__name__
     table = made(tmp_path)
@@ -77,9 +109,79 @@ def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: P
     for wrong in ("nowhere", "no.where"):
         with pytest.raises(DataError, match=wrong):
             read(tmp_path, format, wrong, **table.options)
-    with pytest.raises(DataError, match=r"is a Delta table") as refused:
-        read_rows(tmp_path, "parquet", train="table")
-    assert refused.value.next_step == f"data.format: {format}"
+    if format != "iceberg":
+        with pytest.raises(DataError, match=r"is a Delta table") as refused:
+            read_rows(tmp_path, "parquet", train="table")
+        assert refused.value.next_step == f"data.format: {format}"
+
+
+class Copied(NamedTuple):
+    """A table of `ROWS` whose rows are copied, not read as they lie.
+
+    Attributes:
+        left: x of the rows that are not deleted.
+    """
+
+    section: dict[str, Any]
+    left: set[int]
+
+
+ROWS = pa.table({"x": range(1000), "kind": ["a", "b"] * 500})
+
+
+def copied_delta(folder: Path) -> Copied:
+    """Times in folders' names read differently elsewhere."""
+    deltalake = pytest.importorskip("deltalake")
+    times = pa.array([row // 250 for row in range(1000)], pa.timestamp("us", tz="UTC"))
+    deltalake.write_deltalake(str(folder / "table"), ROWS.append_column("at", times), partition_by=["at"])
+    return Copied({"format": "delta", "train": "table"}, set(range(1000)))
+
+
+def copied_iceberg(folder: Path) -> Copied:
+    """A file of positions deletes all rows of one file and two rows of the others."""
+    table, options = new_iceberg(folder, ROWS.slice(0, 300))
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    table.append(ROWS.slice(300, 300))
+    table.append(ROWS.slice(600))
+    names = table.inspect.files()["file_path"].to_pylist()
+    held = {name: pq.read_table(name.removeprefix("file://"))["x"].to_pylist() for name in names}
+    gone = [(name, row) for name in names for row in (range(len(held[name])) if name == names[0] else (0, 7))]
+    by_id = [{"PARQUET:field_id": number} for number in ("2147483546", "2147483545")]  # as the specification says
+    fields = [pa.field("file_path", pa.string(), False, by_id[0]), pa.field("pos", pa.int64(), False, by_id[1])]
+    path = folder / "warehouse" / "deletes.parquet"
+    pq.write_table(pa.table([*map(pa.array, zip(*gone, strict=True))], schema=pa.schema(fields)), path)
+    deletes = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(gone),
+        file_size_in_bytes=path.stat().st_size,
+        column_sizes={},
+        value_counts={},
+        null_value_counts={},
+        nan_value_counts={},
+        lower_bounds={},
+        upper_bounds={},
+    )
+    deletes.spec_id = 0
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as added:
+        added.append_data_file(deletes)
+    left = set(range(1000)) - {held[name][row] for name, row in gone}
+    return Copied({"format": "iceberg", "train": "db.rows", "iceberg": options}, left)
+
+
+@pytest.mark.parametrize("made", [copied_delta, copied_iceberg], ids=["delta", "iceberg"])
+def test_copy_of_a_table_holds_the_rows_that_are_left(tmp_path: Path, made: Callable[[Path], Copied]) -> None:
+    table = made(tmp_path)
+    data = spec_class_for(table.section).model_validate(table.section)
+    files = list_kept(data, tmp_path, Storage(str(tmp_path / "storage"))).files
+    assert [file.name.split("/")[1] for file in files] == ["part-00000.arrow"]
+    snapshot = read_source(data, files, silent)
+    rows = pa.concat_tables([batch.table for batch in iterate_rows(data, snapshot, snapshot.files)])
+    assert len(rows) == len(table.left) and set(rows["x"].to_pylist()) == table.left
 
 
 def database(folder: Path) -> Path:
@@ -264,6 +366,21 @@ def test_files_on_this_machine_are_copied_to_a_storage_that_others_read(tmp_path
     data = spec_class_for(section).model_validate(section)
     files = list_kept(data, tmp_path, Storage(f"memory://copied{tmp_path}")).files
     assert [file.uri.startswith("memory://") for file in files] == [True] and files[0].state == "version-1"
+
+
+def test_iceberg_fields_dropped_and_added_anew_are_null(tmp_path: Path) -> None:
+    nested = pa.table({"x": [1], "kind": ["a"], "s": [{"w": 1, "v": "old"}], "l": [[{"h": 1, "g": "old"}]]})
+    table, options = new_iceberg(tmp_path, nested)
+    from pyiceberg.types import StringType
+
+    for name in ("s.v", "l.element.g"):
+        with table.update_schema() as update:
+            update.delete_column(name)
+        with table.update_schema() as update:
+            update.add_column(tuple(name.split(".")), StringType())
+    (row,) = read(tmp_path, "iceberg", "db.rows", **options)[1]
+    assert row == {"x": 1, "kind": "a", "s": {"w": 1, "v": None}, "l": [{"h": 1, "g": None}]}
+    assert list((tmp_path / "storage").rglob("*.arrow"))
 
 
 def test_a_file_that_a_clean_up_took_away_is_named(tmp_path: Path) -> None:
