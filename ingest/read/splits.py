@@ -168,8 +168,9 @@ def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
 
 
 def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
-    names = table.column_names if data.columns is None else data.columns
-    return table.select([name for name in format_of(data).identity if name in names] or names)
+    names, form = table.column_names if data.columns is None else data.columns, format_of(data)
+    content = [name for name in names if name in (form.identity or {*names}.difference(form.not_features))]
+    return table.select(content or names)
 
 
 def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:

@@ -43,7 +43,7 @@ class NumpyFormat(Format):
 
     def reader(self, data: DataSpec, options: NumpyOptions) -> NumpyReader:
         """Read arrays."""
-        return NumpyReader(options.column)
+        return NumpyReader(options.column, data.read_columns)
 
 
 class _Array(NamedTuple):
@@ -65,8 +65,8 @@ class _Array(NamedTuple):
 class NumpyReader(Reader):
     """Arrays, some rows of all of them at a time."""
 
-    def __init__(self, column: str) -> None:
-        self._column = column
+    def __init__(self, column: str, columns: list[str] | None) -> None:
+        self._column, self._wanted = column, columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the headers, and the file's size."""
@@ -106,6 +106,8 @@ class NumpyReader(Reader):
                 archive = stack.enter_context(zipfile.ZipFile(source))
                 names = [name for name in archive.namelist() if name.endswith(".npy")]
                 found = {name[:-4]: _opened(file, name[:-4], stack.enter_context(archive.open(name))) for name in names}
+                if self._wanted is not None and {*self._wanted} <= found.keys():
+                    found = {name: found[name] for name in self._wanted}  # others may be of other rows
             else:
                 source.seek(0)
                 found = {self._column: _opened(file, self._column, source)}
@@ -113,7 +115,7 @@ class NumpyReader(Reader):
             if len(set(rows.values())) != 1:
                 raise DataError(
                     f"{file.uri}: its arrays differ in their first axis, the rows: {rows}" if rows else f"{file.uri}: no array",
-                    next_step="save arrays of as many rows as each other in one file",
+                    next_step="name those with the same rows in data.columns, or save arrays of as many rows as each other",
                 )
             yield found
 

@@ -50,13 +50,16 @@ class WebDatasetFormat(Format):
 
     def reader(self, data: DataSpec, options: None) -> WebDatasetReader:
         """Read samples."""
-        return WebDatasetReader()
+        return WebDatasetReader(data.read_columns)
 
 
 class WebDatasetReader(Reader):
     """Samples of tar archives, in their order. A sample may lack a member, which is null then."""
 
     missing_is_null = True
+
+    def __init__(self, columns: list[str] | None) -> None:
+        self._columns = columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every sample, and join the types of what they hold."""
@@ -89,10 +92,15 @@ class WebDatasetReader(Reader):
         with (
             reading(file, "a tar archive"),
             open_stream(file.uri) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as archive,
+            tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive,
         ):
             for member in archive:
                 folder, name = posixpath.split(member.name)
+                if member.islnk() or member.issym():
+                    raise DataError(
+                        f"{file.uri}: {member.name} is a link to {member.linkname}, and not a file",
+                        next_step="write the archive with the files behind links: tar --dereference --hard-dereference",
+                    )
                 if not member.isfile() or name.startswith("."):
                     continue
                 key, _, suffix = name.partition(".")
@@ -103,37 +111,61 @@ class WebDatasetReader(Reader):
                         held, size = [], 0
                     held.append({"key": key})
                 content = archive.extractfile(member).read()  # type: ignore[union-attr]
-                column, value = _value(file, member.name, suffix.lower(), content)
+                column, kind = _meaning(suffix.lower())
+                unread = self._columns is not None and column not in self._columns
+                value = None if unread else _value(file, member.name, kind, content)
                 if column in held[-1]:
                     raise DataError(
                         f"{file.uri}: sample {key!r} has {column!r} twice", next_step="give each sample a name of its own"
                     )
                 held[-1][column] = value
                 size += len(content)
+            while behind := archive.fileobj.read(_TABLE_BYTES):  # type: ignore[union-attr]
+                if behind.strip(b"\0"):
+                    raise ValueError(
+                        "there are data behind its end mark: unpack archives that were put together, and write one"
+                    )
         if held:
             yield held
 
 
-def _value(file: SourceFile, member: str, suffix: str, content: bytes) -> tuple[str, Any]:
-    """Return (column, value) of a member."""
+class _Member(tarfile.TarInfo):
+    """A member whose header is whole. tarfile takes one that is damaged, cut off or missing for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise ValueError(f"no whole header, nor an end mark, at byte {archive.offset}: {error}") from error
+
+
+def _meaning(suffix: str) -> tuple[str, str]:
+    """Return the column of members with such a suffix, and how they are read."""
     name, _, kind = suffix.rpartition(".")
+    return (name or "image" if kind in _IMAGES else suffix or "value"), kind
+
+
+def _value(file: SourceFile, member: str, kind: str, content: bytes) -> Any:
     try:
         if kind in _IMAGES:
-            return name or "image", {"bytes": content, "path": member}
+            return {"bytes": content, "path": member}
         if kind in _NUMBERS:
-            return suffix, int(content)
+            return int(content)
         if kind in _TEXTS:
-            return suffix, content.decode()
+            return content.decode()
         if kind == "json":
-            return suffix, json.loads(content)
+            return json.loads(content)
         if kind == "npy":
-            return suffix, np.load(io.BytesIO(content), allow_pickle=False)
+            return np.load(io.BytesIO(content), allow_pickle=False)
     except ValueError as error:
         raise DataError(
             f"{file.uri}: {member} holds {shorten(content[:80])}, which is not {kind}: {error}",
             next_step="write the sample again",
         ) from error
-    return suffix or "value", content
+    return content
 
 
 def _column(file: SourceFile, name: str, samples: list[dict[str, Any]], first_row: int) -> pa.Array:

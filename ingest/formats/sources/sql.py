@@ -58,8 +58,9 @@ class SqlFormat(Format):
         if url.get_backend_name() == "sqlite" and url.database:
             if not os.path.exists(url.database):
                 raise DataError(f"data.sql: there is no database {url.database}", next_step="correct data.sql.connection")
-            stat = os.stat(url.database)
-            database += [str(stat.st_size), str(stat.st_mtime_ns)]
+            for path in (url.database, f"{url.database}-wal"):  # which holds what was committed last, in WAL mode
+                stat = os.stat(path) if os.path.exists(path) else None
+                database += [str(stat.st_size), str(stat.st_mtime_ns)] if stat is not None and stat.st_size else []
         version = f"snapshot-{options.snapshot}" if options.snapshot else ""
         identity = ["sql", query, database, options.snapshot]
         return Origin(identity, lambda: _rows(url, query), version, reading=lambda: naming("query", shorten(query)))

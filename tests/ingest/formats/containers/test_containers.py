@@ -192,6 +192,73 @@ def test_a_damaged_archive_and_sample_of_webdataset_are_named(tmp_path: Path) ->
         assert said in str(refused.value) and str(tmp_path / folder / "a.tar") in str(refused.value)
 
 
+WHOLE = tar_of({f"{n}.cls": b"%d" % n for n in range(6)})
+
+
+def of_links(kind: bytes) -> bytes:
+    sink = io.BytesIO(WHOLE)
+    with tarfile.open(fileobj=sink, mode="a") as archive:
+        link = tarfile.TarInfo("6.cls")
+        link.type, link.linkname = kind, "0.cls"
+        archive.addfile(link)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (WHOLE[:1028] + bytes([WHOLE[1028] ^ 1]) + WHOLE[1029:], "at byte 1024: bad checksum"),
+        (WHOLE[:3072] + bytes([WHOLE[3072] ^ 1]) + WHOLE[3073:], "at byte 3072: bad checksum"),
+        (WHOLE[: 3 * 1024], "at byte 3072: empty header"),
+        (WHOLE[: 3 * 1024 + 100], "at byte 3072: truncated header"),
+        (WHOLE + WHOLE, "data behind its end mark"),
+        (of_links(tarfile.LNKTYPE), "6.cls is a link to 0.cls"),
+        (of_links(tarfile.SYMTYPE), "6.cls is a link to 0.cls"),
+    ],
+    ids=["second header", "fourth header", "cut between", "cut within", "two archives", "hard link", "symbolic link"],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_archive_that_would_lose_samples_refused(tmp_path: Path, content: bytes, said: str, compressed: bool) -> None:
+    write_files(tmp_path, {"a.tar.gz": gzip.compress(content)} if compressed else {"a.tar": content})
+    with pytest.raises(DataError, match=said):
+        read_rows(tmp_path, "webdataset")
+
+
+def test_members_left_out_of_columns_are_not_parsed(tmp_path: Path) -> None:
+    odd = {0: b'{"a": 1}', 1: b"[]"}
+    members = {f"{n}.{end}": content for n in range(2) for end, content in {"cls": b"1", "id": b"n01", "json": odd[n]}.items()}
+    write_files(tmp_path, {"a.tar": tar_of(members)})
+    assert read_rows(tmp_path, "webdataset", columns=["cls"]).to_pydict() == {"cls": [1, 1]}
+    with pytest.raises(DataError, match=r"0\.id holds b'n01', which is not id"):
+        read_rows(tmp_path, "webdataset")
+
+
+def test_equal_samples_with_other_keys_are_duplicates(tmp_path: Path) -> None:
+    for split, start in (("train", 0), ("test", 100)):
+        write_files(tmp_path, {f"{split}/a.tar": tar_of({f"{start + n}.txt": b"%d" % n for n in range(5)})})
+    source = Source.of(
+        tmp_path,
+        {},
+        [{"hashing": {"columns": ["txt"], "buckets": 8}}],
+        format="webdataset",
+        train="train",
+        test="test",
+        duplicates="refuse",
+    )
+    with pytest.raises(DataError, match="5 rows"):
+        source.materialize()
+
+
+def test_arrays_of_other_length_may_be_left_out(tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    np.savez(sink, x=np.arange(4.0), y=np.arange(4), x_test=np.arange(2.0))
+    write_files(tmp_path, {"a.npz": sink.getvalue()})
+    assert read_rows(tmp_path, "numpy", columns=["x", "y"]).to_pydict() == {"x": [0, 1, 2, 3], "y": [0, 1, 2, 3]}
+    with pytest.raises(DataError, match="differ in their first axis") as refused:
+        read_rows(tmp_path, "numpy")
+    assert "data.columns" in refused.value.next_step
+
+
 def test_arrays_are_tensors_and_what_would_be_unpickled_is_refused(tmp_path: Path) -> None:
     images = np.arange(10 * 2 * 3, dtype=np.uint8).reshape(10, 2, 3)
     write_files(
@@ -288,6 +355,18 @@ def test_sounds_are_rows_of_their_samples(tmp_path: Path) -> None:
     assert source.materialize().rows["train"] == 3
     with pytest.raises(DataError, match=r"has 8000 samples a second, and data\.audio\.sample_rate is 16000"):
         read_rows(tmp_path, "audio", audio={"sample_rate": 16000})
+    for subtype in ("PCM_16", "PCM_24", "FLOAT"):
+        soundfile.write(tmp_path / "dog" / "cut.wav", sounds["cat/0.wav"], 8000, subtype=subtype)
+        whole = (tmp_path / "dog" / "cut.wav").read_bytes()
+        (tmp_path / "dog" / "cut.wav").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(DataError, match=r"cut\.wav: cut off, or empty: \d+ bytes are missing"):
+            read_rows(tmp_path, "audio")
+    at = whole.index(b"data")  # a recorder that writes to a pipe knows no size
+    for size in (0xFFFFFFFF, 0x7FFFFFDB, 0x80000000):
+        piped = whole[:at] + b"data" + size.to_bytes(4, "little") + whole[at + 8 :]
+        (tmp_path / "dog" / "cut.wav").write_bytes(piped)
+        assert len(read_rows(tmp_path, "audio", train="dog/cut.wav")["audio"][0]) == 400
+    (tmp_path / "dog" / "cut.wav").unlink()
     write_files(tmp_path, {"dog/page.wav": "<html>404</html>"})
     with pytest.raises(DataError, match=r"page\.wav: this is an HTML page"):
         read_rows(tmp_path, "audio")

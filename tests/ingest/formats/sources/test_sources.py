@@ -211,6 +211,20 @@ def test_a_querys_answer_is_kept_until_query_snapshot_or_database_change(tmp_pat
     assert {file.name for file in dated.files} == {"snapshot-2026-11-24/part-00000.arrow"}
 
 
+def test_rows_committed_to_sqlites_wal_are_read(tmp_path: Path) -> None:
+    query, options = "select x from rows order by x", {"connection": "sqlite:///rows.db"}
+    open_elsewhere = sqlite3.connect(database(tmp_path))
+    open_elsewhere.execute("pragma journal_mode=wal")
+    assert [row["x"] for row in read(tmp_path, "sql", query, **options)[1]] == [1, 2]
+    with open_elsewhere:
+        open_elsewhere.execute("update rows set x = 10 where x = 1")
+    assert [row["x"] for row in read(tmp_path, "sql", query, **options)[1]] == [2, 10]
+    with open_elsewhere:
+        open_elsewhere.execute("update rows set x = 11 where x = 10")
+    assert [row["x"] for row in read(tmp_path, "sql", query, **options)[1]] == [2, 11]
+    open_elsewhere.close()
+
+
 def test_what_is_wrong_with_a_query_is_named_without_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database(tmp_path)
     options = {"connection": "sqlite:///rows.db"}
