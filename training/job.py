@@ -86,6 +86,11 @@ class TrainJob:
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
+        best = self.spec.checkpoint.best
+        if best is not None:
+            settings["train.checkpoint.best"] = best.model_dump(mode="json")
+        if best is not None or self.callbacks:  # validations decide then which weights are kept, or when training ends
+            settings["train.validate_every_steps"] = self.spec.validate_every_steps
         theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
         if self.data_config is not None:
             theirs[f"code of {self.data_config.target}"] = {**self.data_config.reached, **self.data_config.versions}

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from penstock.training.spec import TrainSpec
     from penstock.usercode.capture import UserCode
 
-__all__ = ["Columns", "Recipe", "RecipeModel", "load_recipe"]
+__all__ = ["Columns", "Recipe", "RecipeModel", "device_error", "load_recipe"]
 
 Columns = dict[str, Tensor]
 
@@ -108,12 +108,13 @@ class Recipe:
     """
 
     def __init__(self, user: Any, target: str) -> None:
-        self._user = user
+        self.user = user
+        """The user's object."""
         self._target = target
 
     def has(self, method: str) -> bool:
         """Whether the user's class has this method."""
-        return callable(getattr(self._user, method, None))
+        return callable(getattr(self.user, method, None))
 
     @property
     def can_predict(self) -> bool:
@@ -139,12 +140,12 @@ class Recipe:
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Update metrics with one batch's predictions."""
         with self._reraise_in("measure"):
-            self._user.measure(metrics, output, batch)
+            self.user.measure(metrics, output, batch)
 
     def refuse_learning_rate(self, learning_rate: float) -> None:
         """Raise SpecError if the recipe's own optimizer does not read `train.learning_rate`, which is set."""
         if self.has("optimizer"):
-            code = getattr(self._user.optimizer, "__code__", None)
+            code = getattr(self.user.optimizer, "__code__", None)
             line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
             raise SpecError(
                 f"train.learning_rate is {learning_rate:g}, and {self._target} does not read it in its own optimizer(){line}",
@@ -154,11 +155,11 @@ class Recipe:
     @property
     def predicts(self) -> ClassScores:
         """Kind of the scores that `predict` returns for classes."""
-        return getattr(self._user, "predicts", "logits")  # type: ignore[no-any-return]
+        return getattr(self.user, "predicts", "logits")  # type: ignore[no-any-return]
 
     def refuse_undeclared(self, output: Tensor, classes: int) -> None:
         """Raise TrainingError if predictions may be probabilities and the recipe does not declare them."""
-        if not hasattr(self._user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
+        if not hasattr(self.user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
             raise TrainingError(
                 f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
                 next_step='set it in the class: predicts = "probabilities", or predicts = "logits"',
@@ -167,7 +168,7 @@ class Recipe:
     @property
     def scheduler_every(self) -> Literal["step", "epoch"]:
         """When the scheduler steps."""
-        return getattr(self._user, "scheduler_every", "step")  # type: ignore[no-any-return]
+        return getattr(self.user, "scheduler_every", "step")  # type: ignore[no-any-return]
 
     def build_model(self, schema: FeedSchema) -> nn.Module:
         """Build the model, on the CPU.
@@ -176,7 +177,7 @@ class Recipe:
             TrainingError: the user's code fails, or does not return a torch.nn.Module.
         """
         with self._reraise_in("build_model"):
-            model = self._user.build_model(schema)
+            model = self.user.build_model(schema)
             if isinstance(model, dict):
                 model = nn.ModuleDict(model)
         if not isinstance(model, nn.Module):
@@ -190,7 +191,7 @@ class Recipe:
             TrainingError: the user's code fails, or does not return a scalar tensor that depends on a parameter.
         """
         with self._reraise_in("loss"):
-            loss = self._scalar(self._user.loss(model, batch), "loss")
+            loss = self._scalar(self.user.loss(model, batch), "loss")
         if not loss.requires_grad and torch.is_grad_enabled() and not self.has("training_step"):
             raise TrainingError(
                 f"{self._target}: loss() returned a tensor that does not depend on the model's parameters, so there is nothing "
@@ -202,7 +203,7 @@ class Recipe:
     def training_step(self, model: nn.Module, batch: Columns, optimizers: Any) -> Tensor:
         """Learn from this rank's rows. Returns the recipe's loss, a mean over them."""
         with self._reraise_in("training_step"):
-            loss = self._user.training_step(model, batch, optimizers)
+            loss = self.user.training_step(model, batch, optimizers)
         return self._scalar(loss, "training_step")
 
     def _scalar(self, loss: Any, method: str) -> Tensor:
@@ -226,7 +227,7 @@ class Recipe:
             TrainingError: the user's code fails, or does not return a tensor of `rows` rows.
         """
         with self._reraise_in("predict"):
-            output = self._user.predict(model, batch)
+            output = self.user.predict(model, batch)
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != rows:
             found = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise TrainingError(f"{self._target}.predict returned {found} for a batch of {rows} rows; rows come first")
@@ -244,7 +245,7 @@ class Recipe:
                 raise TrainingError(f"{self._target}.build_model returned a model without trainable parameters")
             return torch.optim.AdamW(trainable, lr=learning_rate)
         with self._reraise_in("optimizer"):
-            optimizer = self._user.optimizer(model)
+            optimizer = self.user.optimizer(model)
         if isinstance(optimizer, dict) and self.has("training_step") and optimizer:
             if all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in optimizer.items()):
                 return optimizer
@@ -268,7 +269,7 @@ class Recipe:
         if not self.has("scheduler"):
             return None
         with self._reraise_in("scheduler"):
-            scheduler = self._user.scheduler(optimizer)
+            scheduler = self.user.scheduler(optimizer)
         for each in scheduler.values() if isinstance(scheduler, dict) else [scheduler]:
             wants = None if each is None else _required_arguments(each.step)
             if not wants:
@@ -284,7 +285,7 @@ class Recipe:
         if not self.has("metrics"):
             return None
         with self._reraise_in("metrics"):
-            found = self._user.metrics()
+            found = self.user.metrics()
             return dict(found.items())
 
     def augment(self, batch: Columns, generator: RowGenerator, packed: Collection[str] = ()) -> Columns:
@@ -294,7 +295,7 @@ class Recipe:
             TrainingError: the user's code fails, or changes the number of rows.
         """
         with self._reraise_in("augment"):
-            columns = self._user.augment(batch, generator)
+            columns = self.user.augment(batch, generator)
         try:
             check_augmented(columns, generator.rows, packed)
         except SpecError as error:
@@ -310,6 +311,8 @@ class Recipe:
             raise
         except Exception as error:
             # An error of the device or the system, without a line of the user's, may pass.
+            if device := device_error(error):
+                raise device from error
             if is_lost_peer(error) or (isinstance(error, RuntimeError | OSError) and not _user_frames(error)):
                 raise
             raise self._failed(what, error) from error
@@ -326,10 +329,16 @@ class Recipe:
             raise self._failed(f"{method}()", error) from error
 
     def _failed(self, what: str, error: BaseException) -> TrainingError:
+        device = device_error(error)
+        if device is not None:
+            return device
+        row = "Expected more than 1 value per channel" in str(error)  # of batch norm
         return TrainingError(
             f"{self._target}: {what} failed: {_where(error)}",
             problems=_user_frames(error)[:-1],
-            next_step="correct the recipe and run the same command again",
+            next_step="set train.last_batch: drop, or another train.batch_rows: the last batch has one row on this worker"
+            if row
+            else "correct the recipe and run the same command again",
         )
 
 
@@ -375,6 +384,24 @@ class RecipeModel:
     def predict(self, batch: Columns, rows: int) -> Tensor:
         """Predict the batch's rows, rows first."""
         return self.recipe.predict(self.model, batch, rows)
+
+
+def device_error(error: BaseException) -> TrainingError | None:
+    """Describe an error of a GPU that a restart would meet again; None for any other error."""
+    frames = _user_frames(error)
+    where = f" ({frames[-1]})" if frames else ""
+    if isinstance(error, torch.OutOfMemoryError):
+        return TrainingError(
+            f"the GPU has too little memory for a step: {'. '.join(str(error).split('. ')[:2])}{where}",
+            next_step="lower train.batch_rows, or raise train.accumulate, or set train.precision: bf16",
+        )
+    if isinstance(error, RuntimeError) and "device-side assert" in str(error):
+        return TrainingError(
+            "a check on the GPU failed (device-side assert): mostly an index out of range, such as a label that is not below "
+            f"the number of classes{where}",
+            next_step="run again with train.gpus: 0, which names the line and the value",
+        )
+    return None
 
 
 def _required_arguments(function: Callable[..., Any]) -> str:

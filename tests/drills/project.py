@@ -49,6 +49,7 @@ register: {{name: drill}}
 """
 
 MODEL = """\
+import itertools
 import os
 import time
 from pathlib import Path
@@ -61,7 +62,7 @@ HERE = Path(__file__).parent
 
 class Net:
     def __init__(self, pause_s: float = 0.0):
-        self.pause_s, self.answers = pause_s, 0
+        self.pause_s, self.answers = pause_s, itertools.count(1)
 
     def build_model(self, schema):
         return nn.Sequential(nn.Linear(65, int((HERE / "width.txt").read_text())), nn.ReLU(), nn.Dropout(0.3),
@@ -74,8 +75,8 @@ class Net:
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"], label_smoothing=smoothing)
 
     def predict(self, model, batch):
-        self.answers += 1
-        while os.environ.get("DRILL_HELD_AT") == str(self.answers): time.sleep(1)  # until the kill
+        answer = str(next(self.answers))
+        while os.environ.get("DRILL_HELD_AT") == answer: time.sleep(1)  # until the kill
         return model(torch.cat([batch["image"], batch["mean"][:, None]], dim=1))
 """
 

@@ -1,5 +1,7 @@
 """Recipes that the training tests use as a user would write them. Captured as user code, never imported by the tests."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -72,7 +74,7 @@ class Slow(Digits):
 
     def __init__(self, seconds=0.1, until=None, **more):
         super().__init__(**more)
-        self.seconds, self.until, self.steps = seconds, until, 0
+        self.seconds, self.until, self.steps = seconds, until, itertools.count(1)
 
     def loss(self, model, batch):
         import logging
@@ -85,8 +87,8 @@ class Slow(Digits):
             print("and to stderr", file=sys.stderr)
             logging.getLogger("its.own").warning("and logged")
             time.sleep(self.seconds)  # a step of a network this small is over before a test can act
-            self.steps += 1
-            while self.until and self.steps == 4 and not Path(self.until).exists():
+            step = next(self.steps)
+            while self.until and step == 4 and not Path(self.until).exists():
                 time.sleep(0.05)
         return super().loss(model, batch)
 

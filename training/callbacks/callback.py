@@ -123,6 +123,10 @@ class Callbacks:
                 with Recipe(each, name).reraise_as_user_error(f"{hook}()"):
                     method(self.training, *given)
 
+    def has(self, hook: str) -> bool:
+        """Whether one of them has this method."""
+        return any(callable(getattr(each, hook, None)) for _, _, each in self._named)
+
     def after_step(self, state: TrainState, *, epoch_done: bool) -> None:
         """A step is done, and with it perhaps an epoch."""
         if self._named:

@@ -74,5 +74,5 @@ class EarlyStopping:
         return {"best": self._best, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self._best, self._since = state["best"], state["since"]
+        """Continue from there; a run that was ended and goes on, since a setting has changed, is given `patience` anew."""
+        self._best, self._since = state["best"], state["since"] if state["since"] < self._patience else 0

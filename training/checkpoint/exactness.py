@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,10 @@ BIT_EXACT = "bit-exact"
 
 _SAME_ORDER = "same-order: "
 
-_NOT_DETERMINISTIC = " does not have a deterministic implementation"
+_NOT_DETERMINISTIC = re.compile(
+    "(.*?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
+)
+"""Torch's warnings; the second is of attention's backward on a GPU."""
 
 _DECISIVE = {
     "torch": "torch",
@@ -121,7 +125,7 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
         elif before != now:
             changes.append(f"{path} {before} -> {now}")
     exactness = facts.exactness
-    for change in changes:
+    for change in [*changes, *facts.doubts]:
         exactness = with_reason(exactness, change)
     return exactness
 
@@ -139,15 +143,15 @@ def reporting_nondeterminism(report: Callable[[str], None]) -> Iterator[None]:
     It is called in any thread of this process. The warning itself is shown once for each operation.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
+        warnings.filterwarnings("always", message=_NOT_DETERMINISTIC.pattern)
         show, shown = warnings.showwarning, set[str]()
 
         def seen(message: Warning | str, *others: Any, **more: Any) -> None:
-            operation, found, _ = str(message).partition(_NOT_DETERMINISTIC)
+            found = _NOT_DETERMINISTIC.match(str(message))
             if found:
-                report(operation)
-            if not found or operation not in shown:
-                shown.add(operation)
+                report(found[1])
+            if not found or found[1] not in shown:
+                shown.add(found[1] if found else "")
                 show(message, *others, **more)
 
         warnings.showwarning = seen

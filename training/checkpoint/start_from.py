@@ -12,6 +12,7 @@ from penstock.errors import SpecError
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.spec import BestSpec
 
 __all__ = ["START", "StartWeights", "find_start"]
 
@@ -45,15 +46,18 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
         SpecError: it is not there.
     """
     if name.startswith("run:"):
-        store = CheckpointStore(storage.child(f"runs/{name.removeprefix('run:')}"))
-        newest = next(iter(store.committed()), None)
+        run = storage.child(f"runs/{Path(name.removeprefix('run:')).name}")
+        newest = next(iter(CheckpointStore(run).committed()), None)
         if newest is None or MODEL not in newest.manifest.files:
             raise SpecError(
                 f"train.start_from: {name!r} is not a run with a torch model in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
                 "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
-        return StartWeights(name, lambda: newest.manifest.weights_digest, partial(newest.storage.read_bytes, MODEL))
+        rule = newest.manifest.settings.get("train.checkpoint.best")
+        best = CheckpointStore(run, best=BestSpec.model_validate(rule)).best() if rule is not None else None
+        chosen = best or newest  # as the run's own outcome
+        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, MODEL))
     file = base_dir / name
     if not file.is_file() or file.suffix not in (".safetensors", ".pt", ".pth"):
         raise SpecError(

@@ -26,22 +26,47 @@ from penstock.training.not_a_number import check_weights
 __all__ = [
     "TRAINING",
     "NamedTensors",
+    "saved_extra",
     "tensors_of",
     "torch_snapshot",
     "training_file",
     "training_of",
     "weights_digest",
     "weights_of",
+    "with_extra",
 ]
 
 
+_EXTRA = "_extra_state.pt"
+
 TRAINING = "training.safetensors"
-"""Optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators."""
+"""Optimizer, scheduler, gradient scaler, every rank's random generators."""
 
 
 def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
     """Return the tensors of a state_dict, without the extra state of some modules."""
     return {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+
+
+def saved_extra(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
+    """Encode the extra state of modules (`get_extra_state`) that is not a tensor: `<name>.pt`, the bytes of torch.save."""
+    found = {}
+    for name, value in state_dict.items():
+        if not isinstance(value, Tensor):
+            stream = io.BytesIO()
+            torch.save(value, stream)
+            found[f"{name}.pt"] = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+    return found
+
+
+def with_extra(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Decode the extra state among the weights of a checkpoint, for `load_state_dict`."""
+    return {
+        name.removesuffix(".pt"): torch.load(io.BytesIO(value.numpy().tobytes()), weights_only=True)
+        if name.endswith(_EXTRA)
+        else value
+        for name, value in weights.items()
+    }
 
 
 def weights_digest(state_dict: Mapping[str, object]) -> str:

@@ -34,9 +34,10 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     learner.model.eval()
     try:
         with learner.callbacks.showing(learner.model), learner.autocast():
+            learner.sync_buffers()  # a callback's averages of them differ between ranks, too; rank 0's are saved
             return measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
     finally:
-        learner.model.train()
+        learner.train_mode()
         # A predict() that draws random numbers must not change the weights.
         restore_rng(rng, group.device)
 

@@ -25,7 +25,7 @@ from penstock.training.loop.step_sync import Exchange
 from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
-from penstock.training.recipe import Recipe
+from penstock.training.recipe import Recipe, device_error
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
 
@@ -67,6 +67,8 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
         except BaseException as error:
             with contextlib.suppress(TrainingError):  # of a callback: the first error is the one to raise
                 callbacks.call("failure", error)
+            if device := device_error(error):  # seen where penstock waits for the GPU
+                raise device from error
             raise
         return end
 
@@ -76,12 +78,17 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
     callbacks = learner.callbacks
     exchange = Exchange(parts.group, observer.wants, own=own)
     times: list[StepTimes] = []
+    began_s = 0.0
+    """When the first of these steps began."""
+    if callbacks.ended:
+        observer.notify(f"nothing to train: ended at step {state.step:,}: {callbacks.ended}")
 
     while not (callbacks.ended or _finished(parts.job, state)):
         started_at = state
         asked_s = time.perf_counter()
         for batch in feed.batches(state.epoch, state.position):
             got_s = time.perf_counter()
+            began_s = began_s if times else asked_s
             observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
             loss = _learn(parts, batch)
@@ -94,14 +101,12 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 state = state.next_epoch()
             callbacks.after_step(state, epoch_done=epoch_done)
             exchange.record(loss, got_s - asked_s)
-            done_s = time.perf_counter()
-            times.append(StepTimes(now_ms(), done_s - asked_s, got_s - asked_s, batch.global_rows, learning_rate, epoch))
-            asked_s = done_s
+            times.append(StepTimes(now_ms(), got_s - asked_s, batch.global_rows, learning_rate, epoch))
+            asked_s = time.perf_counter()
 
             last = _finished(parts.job, state)
-            validate_now = parts.validation is not None and (
-                epoch_done or last or _every(spec.validate_every_steps, state.step)
-            )
+            planned = epoch_done or _every(spec.validate_every_steps, state.step)
+            validate_now = parts.validation is not None and (planned or last)
             # The best checkpoint must not depend on the clock of `every_s`: every validated state is a candidate.
             candidate = validate_now and spec.checkpoint.best is not None
             on_epoch = epoch_done and spec.checkpoint.every_epoch
@@ -110,7 +115,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 continue
 
             decision = exchange.meet(ends=callbacks.wants_end)
-            observer.steps(state.step, times, decision)
+            observer.steps(state.step, times, decision, time.perf_counter() - began_s)
             # Every rank has the same losses, and nothing has been saved since the last check.
             _check_finite(state, decision.losses)
             times.clear()
@@ -122,6 +127,8 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 observer.validated(state.step, values)
                 measured |= values
                 callbacks.call("validation", values)
+                if not planned and (candidate or callbacks.has("validation")):
+                    observer.doubt(f"step {state.step} was validated because training ended there")
             if decision.end or (validate_now and callbacks.agreed_to_end(parts.group)):
                 callbacks.end(parts.group)
                 observer.notify(f"ends at step {state.step:,}: {callbacks.ended}")

@@ -29,15 +29,16 @@ from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
 
+_MOST_DOUBTS = 3
+
 __all__ = ["FirstRank", "Observer", "StepTimes", "open_first_rank", "rank_observer"]
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of a step in seconds, and the rows that it processed."""
+    """When a step was launched, its wait for rows in seconds, and the rows that it processed."""
 
     t_ms: int
-    step_s: float
     data_wait_s: float
     global_rows: int
     learning_rate: float
@@ -61,8 +62,8 @@ class Observer:
         """Return whether to (stop, save); called on rank 0 at each exchange."""
         return False, False
 
-    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
-        """Report steps, the last of which is `last_step`."""
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision, seconds: float) -> None:
+        """Report steps, the last of which is `last_step`, that took `seconds` until their losses were there."""
 
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """Report a validation."""
@@ -80,6 +81,9 @@ class Observer:
 
     def nondeterministic_op(self, operation: str) -> None:
         """Note that a nondeterministic operation was used."""
+
+    def doubt(self, reason: str) -> None:
+        """Note why a run that continues from the next checkpoint may differ from an undisturbed one."""
 
     def batch(self, step: int, epoch: int, batch: Batch) -> None:
         """Record the rows before the step: a line too many is harmless, a line too few would hide a row."""
@@ -137,6 +141,7 @@ class FirstRank(Observer):
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
+        self._unsaved_then: dict[str, object] | None = None
 
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
         """Report the resume to the driver."""
@@ -157,6 +162,23 @@ class FirstRank(Observer):
                 Warned(message=f"torch has no deterministic {operation} for this device: weights may differ in their last bits")
             )
 
+    def doubt(self, reason: str) -> None:
+        """Record it in checkpoints from now on."""
+        if reason not in self._facts.doubts:
+            self._facts = self._facts.model_copy(update={"doubts": [*self._facts.doubts, reason]})
+
+    def _doubt_unsaved(self) -> None:
+        changed = self._learner.changed_state(self._unsaved_then or {})[:_MOST_DOUBTS]
+        if new := [name for name in changed if f"{name} is in no checkpoint" not in self._facts.doubts]:
+            self._courier.post(
+                Warned(
+                    message=f"no checkpoint holds {', '.join(new)}, which changes while training: a run that continues begins "
+                    "it anew, and is not bit-exact; keep it in a buffer of the model (register_buffer)"
+                )
+            )
+        for name in new:
+            self.doubt(f"{name} is in no checkpoint")
+
     def wants(self) -> tuple[bool, bool]:
         """Want a stop when the driver requested one, and a save when `every_s` has passed and the writer is free."""
         self._writer.check()
@@ -164,24 +186,25 @@ class FirstRank(Observer):
         due = every_s is not None and self._clock() - self._saved_s >= every_s
         return self._courier.stop_requested.is_set(), due and not self._writer.busy
 
-    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
-        """Turn steps into points and progress."""
-        first = last_step - len(times) + 1
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision, seconds: float) -> None:
+        """Turn steps into points and progress. A GPU works behind the launches, so all these steps have one rate."""
+        if self._unsaved_then is None:
+            self._unsaved_then = self._learner.unsaved_state()
+        first, seconds = last_step - len(times) + 1, max(seconds, 1e-9)
+        rows_per_s = sum(time_.global_rows for time_ in times) / seconds
         for step, (time_, loss, own) in enumerate(zip(times, met.losses, met.own, strict=True), start=first):
             values = {
                 **own,
                 "train/loss": loss,
                 "train/lr": time_.learning_rate,
-                "train/rows_per_s": time_.global_rows / max(time_.step_s, 1e-9),
-                "train/step_s": time_.step_s,
+                "train/rows_per_s": rows_per_s,
+                "train/step_s": seconds / len(times),
                 "train/data_wait_s": time_.data_wait_s,
                 "train/epoch": float(time_.epoch),
             }
             if step == last_step and len(met.waits_s) > 1:
                 values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
             self._add(Point(time_.t_ms, step, values))
-        seconds = sum(time_.step_s for time_ in times)
-        rows_per_s = sum(time_.global_rows for time_ in times) / max(seconds, 1e-9)
         total = self._job.total_steps
         self._courier.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
 
@@ -200,6 +223,7 @@ class FirstRank(Observer):
             CheckpointError, RuntimeError, TrainingError: from the write before, as `CheckpointWriter.submit`.
         """
         self._group.together(self._writer.wait)  # before the copy: at most one is held
+        self._doubt_unsaved()
         generators = self._generators()
         weights, training = self._learner.copy_weights(), self._learner.copy_training()
         update = {

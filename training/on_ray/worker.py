@@ -253,8 +253,8 @@ def _continue_from(
         state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
         made_with = then[OPTIMIZER]
-        same_callbacks = all(then.get(name) == settings.get(name) for name in {*then, *settings} if "callback" in name)
-        changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_callbacks=same_callbacks)
+        weights = weights_of(checkpoint.storage)
+        changed = learner.restore(weights, training, state, made_with, same_settings=then == settings)
         if changed:
             changes = ", ".join(format_changes(changed, made_with, learner.hyperparameters))
             warnings.append(f"from step {state.step:,} on the optimizer has new settings: {changes}")

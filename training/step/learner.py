@@ -22,7 +22,7 @@ from penstock.errors import ResumeError, TrainingError
 from penstock.ingest.feed.lists import batch_rows_of
 from penstock.training.callbacks.callback import Callbacks
 from penstock.training.checkpoint.packed import after_copy, copied, pack
-from penstock.training.checkpoint.state_files import tensors_of
+from penstock.training.checkpoint.state_files import saved_extra, tensors_of, with_extra
 from penstock.training.own_values import logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
@@ -32,6 +32,7 @@ from penstock.training.step.gradients import Gradients, MeanGradients
 from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
 from penstock.training.step.own_step import OwnStep
 from penstock.training.step.several import Several
+from penstock.training.step.unsaved import changed_state, unsaved_state
 
 __all__ = ["Learner"]
 
@@ -75,11 +76,15 @@ class Learner:
         self.optimizer: Any = Several(made) if isinstance(made, dict) else made
         schedule = recipe.scheduler(made)
         self.scheduler: Any = Several(schedule) if isinstance(schedule, dict) else schedule
+        state_dict = model.state_dict()
+        _check_loadable("model", model, {name: value for name, value in state_dict.items() if not isinstance(value, Tensor)})
         _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
         """As set by the recipe, before the first step."""
+        self._outline = self._state_outline()
+        self._modes = [module for module in model.modules() if _is_kept_frozen(module)]
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         self._learns: OwnStep | Gradients
         if recipe.has("training_step"):
@@ -121,8 +126,14 @@ class Learner:
         with self._recipe.reraise_as_user_error("a step of training"):
             return self._step(batch, rows, global_rows)
 
-    def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
+    def train_mode(self) -> None:
+        """Set train mode, except for parts that `build_model` has frozen and put into eval mode."""
         self.model.train()
+        for module in self._modes:
+            module.eval()
+
+    def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
+        self.train_mode()
         if isinstance(self._learns, OwnStep):
             logged_rows(rows)
             total = self._learns(batch, rows, global_rows)
@@ -138,12 +149,14 @@ class Learner:
         if self._spec.clip_norm is not None or self.callbacks:
             self.scaler.unscale_(self.optimizer)
         if self._spec.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.clip_norm)
+            owned = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
+            nn.utils.clip_grad_norm_([each for each in self.model.parameters() if id(each) in owned], self._spec.clip_norm)
         logged_rows(1)
         self.callbacks.call("gradients")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # parameters that the optimizer does not have would add theirs up
         self._end_step()
         return total
 
@@ -168,19 +181,41 @@ class Learner:
         Returns:
             A function that waits for the copy and returns it. Any thread may call it.
         """
-        shown = {**tensors_of(self.model.state_dict()), **self.callbacks.weights()}
+        self._refuse_new_state()
+        state_dict = self.model.state_dict()
+        shown = {**tensors_of(state_dict), **saved_extra(state_dict), **self.callbacks.weights()}
         weights = {name: copied(value) for name, value in shown.items()}
         return after_copy(weights, self._group.device)
 
+    def unsaved_state(self) -> dict[str, object]:
+        """Return state of the recipe and of the model that no checkpoint holds."""
+        return unsaved_state(self._recipe.user, self.model)
+
+    def changed_state(self, then: dict[str, object]) -> list[str]:
+        """Return the names of such state that has changed since."""
+        added_up = isinstance(self._learns, OwnStep) and self._learns.steps_missing
+        return [*changed_state(then, self.unsaved_state()), *(["gradients of several steps"] if added_up else [])]
+
+    def _state_outline(self) -> tuple[list[str], int]:
+        return list(self.model.state_dict()), len(self.optimizer.param_groups)
+
+    def _refuse_new_state(self) -> None:
+        names, groups = self._state_outline()
+        if (names, groups) != self._outline:
+            new = sorted({*names} ^ {*self._outline[0]}) or [f"{groups} parameter groups instead of {self._outline[1]}"]
+            raise TrainingError(
+                f"training has changed what the model or optimizer consists of: {', '.join(new)}; a checkpoint of it could not "
+                "be loaded into what the recipe builds",
+                next_step="make all of it in build_model() and optimizer()",
+            )
+
     def copy_training(self) -> Callable[[], dict[str, Any]]:
         """Start to copy all other saved state, packed; see `copy_weights`."""
-        state_dict = self.model.state_dict()
-        weights = tensors_of(state_dict)
+        weights = self.model.state_dict()
         training = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "scaler": self.scaler.state_dict(),
-            "extra": {name: value for name, value in state_dict.items() if name not in weights},
         }
         if self.callbacks:
             training["callbacks"] = self.callbacks.state_dict()
@@ -194,7 +229,7 @@ class Learner:
         reached: TrainState,
         made_with: Mapping[str, str],
         *,
-        same_callbacks: bool = True,
+        same_settings: bool = True,
     ) -> list[str]:
         """Load copied weights and the unpacked rest, before the first step.
 
@@ -203,7 +238,7 @@ class Learner:
         Args:
             reached: the state of training at the checkpoint.
             made_with: the hyperparameters of the checkpoint.
-            same_callbacks: `train.callbacks` is unchanged.
+            same_settings: nothing has changed, so that an end which a callback asked for is kept.
 
         Returns:
             The names of the changed hyperparameters.
@@ -216,7 +251,7 @@ class Learner:
             replay(self.scheduler, reached.step if self._recipe.scheduler_every == "step" else reached.epoch)
         options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
         try:
-            self.model.load_state_dict({**weights, **training.get("trained", {}), **training["extra"]})
+            self.model.load_state_dict(with_extra({**weights, **training.get("trained", {})}))
             self.optimizer.load_state_dict(training["optimizer"])
             parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
             for name, part in parts.items():
@@ -232,7 +267,7 @@ class Learner:
             for group, own in zip(self.optimizer.param_groups, options, strict=True):
                 group.update(own)
         if "callbacks" in training:
-            self.callbacks.load_state_dict(training["callbacks"], weights, same=same_callbacks)
+            self.callbacks.load_state_dict(training["callbacks"], weights, same=same_settings)
         if training["scaler"]:
             self.scaler.load_state_dict(training["scaler"])
         return changed
@@ -257,6 +292,11 @@ def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str
     if count == 1:
         return [(batch, rows)]
     return [(batch_rows_of(batch, a, b, packed), b - a) for a, b in itertools.pairwise(edges)]
+
+
+def _is_kept_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return not module.training and bool(parameters) and not any(each.requires_grad for each in parameters)
 
 
 def _refuse_sparse(model: nn.Module) -> None:

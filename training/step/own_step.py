@@ -46,7 +46,9 @@ class OwnStep:
         self._autocast, self._clip_norm, self._on_gradients = autocast, clip_norm, on_gradients
         self._optimizers: Any = optimizer.parts if isinstance(optimizer, Several) else optimizer
         self._share = 1.0
-        self._buffers = list(model.buffers())
+        self.steps_missing = False
+        """Whether a call of `training_step` has stepped no optimizer, as where gradients are added up over several."""
+        self._stepped = False
         for each in self._optimizers.values() if isinstance(self._optimizers, dict) else [self._optimizers]:
             each.register_step_pre_hook(self._before_step)
 
@@ -62,12 +64,15 @@ class OwnStep:
                 next_step="set train.last_batch to drop or fill",
             )
         self._share = rows / global_rows
-        self._group.copy_first(self._buffers)  # as DDP does: a forward pass may update them
+        self._group.copy_first(list(self._model.buffers()))  # as DDP does: a forward pass may update or replace them
+        self._stepped = False
         with self._autocast():
             loss = self._recipe.training_step(self._model, batch, self._optimizers)
+        self.steps_missing |= not self._stepped
         return loss.detach().float() * self._share
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepped = True
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._group.world_size > 1:
             if any(given is not None and given is not optimizer for given in (*args, *kwargs.values())):

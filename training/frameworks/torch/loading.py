@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import safetensors.torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL
-from penstock.training.checkpoint.state_files import TRAINING, training_of
+from penstock.training.checkpoint.state_files import with_extra
 from penstock.training.model import ModelSpec, own_device
 from penstock.training.recipe import RecipeModel, load_recipe
 
@@ -27,15 +25,13 @@ def load(spec: ModelSpec, files: Storage) -> RecipeModel:
     """
     recipe = load_recipe(spec.code, spec.params)
     model = recipe.build_model(spec.feed_schema)
-    extra: dict[str, Any] = training_of(files)["extra"] if files.exists(TRAINING) else {}
     local = files.is_local  # where the file can be mapped, it is not held in memory a second time
     weights = safetensors.torch.load_file(files.local_path(MODEL)) if local else safetensors.torch.load(files.read_bytes(MODEL))
     problem = ""
     try:
-        missing, unexpected = model.load_state_dict({**weights, **extra}, strict=False)
-        absent = [name for name in missing if not name.endswith("_extra_state")]
-        if absent or unexpected:
-            problem = f"missing {absent}, unexpected {unexpected}"
+        missing, unexpected = model.load_state_dict(with_extra(weights), strict=False)
+        if missing or unexpected:
+            problem = f"missing {missing}, unexpected {unexpected}"
     except RuntimeError as error:  # shapes
         problem = str(error)
     if problem:

@@ -1,0 +1,170 @@
+"""Recipes whose state or gradients lie where a checkpoint may miss them. Captured as user code, never imported by the tests."""
+
+import torch
+from torch import nn
+
+
+class Head:
+    """A body that no optimizer has, and a head."""
+
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, schema.num_classes))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model[3].parameters(), lr=0.5)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+
+    def predict(self, model, batch):
+        return model(batch["image"])
+
+
+class FrozenNorm(Head):
+    """A frozen body in eval mode, and a pretrained one in eval mode that is learned."""
+
+    def build_model(self, schema):
+        frozen = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)).eval().requires_grad_(False)
+        return nn.Sequential(frozen, nn.BatchNorm1d(64).eval(), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+
+class Count(Head):
+    """Counts its steps on itself, and on a module."""
+
+    def __init__(self, on="recipe"):
+        self.on, self.steps, self.notes = on, 0, []
+
+    def loss(self, model, batch):
+        if model.training and self.on == "recipe":
+            self.steps += 1
+        if model.training and self.on == "thaw" and torch.is_grad_enabled():
+            model[1].weight.requires_grad_(False)
+            self.notes.append("frozen")
+        return super().loss(model, batch)
+
+
+class AddsUp(Head):
+    """Steps its optimizer every second time."""
+
+    def __init__(self):
+        self.turn = torch.zeros(())  # in place, so that its value is what changes
+
+    def training_step(self, model, batch, optimizer):
+        loss = self.loss(model, batch)
+        loss.backward()
+        self.turn += 1
+        if self.turn % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+class _Center(nn.Module):
+    """A buffer that forward() assigns anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(64))
+
+    def forward(self, image):
+        image = image.flatten(1)
+        if self.training:
+            self.center = 0.9 * self.center + 0.1 * image.mean(0)
+        return image - self.center
+
+
+class Center(Head):
+    def build_model(self, schema):
+        return nn.Sequential(_Center(), nn.Linear(64, schema.num_classes))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def training_step(self, model, batch, optimizer):
+        optimizer.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+class _Scale(nn.Module):
+    """Has a factor in its extra state alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {"rows": 0}
+
+    def forward(self, image):
+        if self.training:
+            self.seen = {"rows": self.seen["rows"] + len(image)}
+        return image * (1 + self.seen["rows"] / 1000)
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+class Extra(Head):
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), _Scale(), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+
+class _Grows(nn.Module):
+    def __init__(self, after):
+        super().__init__()
+        self.after, self.calls = after, 0
+
+    def forward(self, image):
+        self.calls += 1
+        if self.calls == self.after:
+            self.register_buffer("scale", torch.ones(()))
+        return image.flatten(1)
+
+
+class Grows(Head):
+    def __init__(self, after=1):
+        self.after = after
+
+    def build_model(self, schema):
+        return nn.Sequential(_Grows(self.after), nn.Identity(), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+
+class Half(Head):
+    """Weights in bfloat16."""
+
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, schema.num_classes, bias=False)).to(torch.bfloat16)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=1e-9)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch["image"].to(torch.bfloat16)).float(), batch["label"])
+
+    def predict(self, model, batch):
+        return model(batch["image"].to(torch.bfloat16)).float()
+
+
+class Normed(Head):
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class Device(Head):
+    """Fails as a GPU does."""
+
+    def __init__(self, kind="memory"):
+        self.kind = kind
+
+    def loss(self, model, batch):
+        if self.kind == "memory":
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.0 GiB free. Process 7 has 3"
+            )
+        raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")

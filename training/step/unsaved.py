@@ -1,0 +1,61 @@
+"""Does a recipe keep state that no checkpoint holds? A continued run begins it anew, so it may differ from an undisturbed one.
+
+Counters, annealed numbers, lists, tensors and generators on the recipe and on the model's modules, non-persistent buffers, and
+parameters that are frozen or thawed while training. They cannot be restored; that they change can be seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.digest import bytes_digest
+
+__all__ = ["changed_state", "unsaved_state"]
+
+_INTERNAL = frozenset(vars(nn.Module()))
+
+_MOST = 10_000
+"""Values of a list or tensor that are compared; of a larger tensor its version is."""
+
+
+def unsaved_state(recipe: object, model: nn.Module) -> dict[str, object]:
+    """Return the values that can change and are not in the model's state_dict, by name, for `changed_state`."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    found: dict[str, object] = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
+    modules = [(f"model.{name}".rstrip("."), module) for name, module in model.named_modules()]
+    for place, owner in [("recipe", recipe), *modules]:
+        values = {name: value for name, value in vars(owner).items() if owner is recipe or name not in _INTERNAL}
+        if isinstance(owner, nn.Module):
+            if type(owner).get_extra_state is not nn.Module.get_extra_state:
+                continue  # a checkpoint holds what it returns
+            found |= {f"{place}.{name}": _copied(owner._buffers[name], set()) for name in owner._non_persistent_buffers_set}
+        found |= {f"{place}.{name}": _copied(value, own) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def changed_state(then: dict[str, object], now: dict[str, object]) -> list[str]:
+    """Return the names whose values differ. State that appears later is not compared: a cache is filled once."""
+    return sorted(name for name, value in then.items() if name in now and now[name] != value)
+
+
+def _copied(value: Any, own: set[int]) -> object:
+    """Return something that is equal while `value` is; None for what cannot be compared, or is the model's own."""
+    if isinstance(value, bool | int | float | str):
+        return repr(value)  # NaN equals itself
+    if isinstance(value, torch.Generator):
+        return bytes_digest(value.get_state().numpy().tobytes())
+    if isinstance(value, Tensor):
+        if id(value) in own or value.requires_grad:
+            return None
+        if value.numel() > _MOST or value.layout is not torch.strided:
+            return id(value), value._version
+        return bytes_digest(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(value, nn.Module):
+        return [_copied(tensor, own) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
+    if isinstance(value, list | tuple | dict) and len(value) <= _MOST:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [(str(key), _copied(each, own)) for key, each in items]
+    return None
