@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.json as arrow_json
@@ -21,7 +22,7 @@ from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unr
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import can_be_cut, open_head, open_span
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.json_text import Block, file_blocks, has_long_integer, line_blocks, read_head, spans_lines
+from penstock.ingest.formats.json_text import Block, file_blocks, has_long_integer, is_array, line_blocks, read_head
 from penstock.ingest.formats.reader import (
     Cuts,
     FileFacts,
@@ -37,7 +38,7 @@ __all__ = ["JsonFormat", "JsonReader"]
 
 
 class JsonFormat(Format):
-    """One object a line, one array of objects, or objects over several lines; may be compressed."""
+    """One object a line, or one array of objects; may be compressed."""
 
     extensions = (".json", ".jsonl", ".ndjson")
 
@@ -72,7 +73,7 @@ class JsonReader(Reader):
         """See `Reader.inspect_head`: the lines that end there."""
         with open_head(file.uri, head_bytes) as stream:
             head = read_head(stream)
-            is_cut = can_be_cut(file.uri) and not spans_lines(head)
+            is_cut = can_be_cut(file.uri) and not is_array(head)
             return self._seen(file, line_blocks(file, stream, head), None) if is_cut else None
 
     def _seen(self, file: SourceFile, blocks: Iterator[Block], keep: Keep | None) -> FileFacts:
@@ -178,7 +179,7 @@ class JsonReader(Reader):
         try:
             table = _parse_block(text, others, infer=infer)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _clash(file, objects, others, error) from error
+            raise _clash(file, objects, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
         marks = Unreadable(len(objects)) if self._marks else None
         for name, values in typed.items():
@@ -233,9 +234,9 @@ def _column(
     file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
 ) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(isinstance(value, str) for value in values):
-        texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-        array = pa.array(texts, pa.string())
+    of_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_decimal(kind)
+    if of_text or any(isinstance(value, str) for value in values):
+        array = pa.array([value if value is None else _text(value) for value in values], pa.string())
     else:
         array = pa.array(values)
     cast = functools.partial(cast_array, kind=kind)
@@ -249,14 +250,29 @@ def _column(
         ) from error
 
 
+class _Fraction(float):
+    """A number with its text: 1.10 stays that where text or a decimal is wanted."""
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    text: str
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else value.text if isinstance(value, _Fraction) else json.dumps(value)
+
+
 def _objects(file: SourceFile, block: Block) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, text in block.numbered_lines():
         try:
-            value = json.loads(text, object_pairs_hook=_unique_keys)
+            value = json.loads(text, parse_float=_Fraction, object_pairs_hook=_unique_keys)
         except ValueError as error:
             raise DataError(
                 f"{file.uri}, line {number}: not a JSON object ({error}): {shorten(text.decode())}",
-                next_step="repair the line; every line must hold one whole object",
+                next_step="repair the line; every line must hold one whole object (jq -c . FILE > NEW.jsonl writes such lines)",
             ) from error
         if not isinstance(value, dict):
             raise DataError(f"{file.uri}, line {number}: holds {shorten(value)}, not an object {{...}}")
@@ -271,49 +287,24 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], given: pa.Schema, error: Exception) -> DataError:
-    """Find the first value whose kind differs from what its column is, or from the values before it."""
-    seen: dict[str, str] = {}
-    for number, item in objects:
-        for name, value in item.items():
-            kind = _kind(value)
-            if kind == "null":
-                continue
-            known = seen.setdefault(name, f"{kind} up to line {number}")
-            wrong = not _is_of(value, given.field(name).type) if name in given.names else not known.startswith(kind)
-            if wrong:
-                is_said = f"is {given.field(name).type}" if name in given.names else f"was {known}"
-                return DataError(
-                    f"{file.uri}, line {number}: column {name!r} {is_said} and here holds {kind}, {shorten(value)}",
-                    next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
-                )
-            seen[name] = f"{kind} up to line {number}"
-    lines = f"lines {objects[0][0]} to {objects[-1][0]}"
-    return DataError(f"{file.uri}, {lines}: {' '.join(str(error).split())}")
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a truth value"
-    if isinstance(value, (int, float)):
-        return "a number"
-    return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
-
-
-def _is_of(value: object, kind: pa.DataType) -> bool:
-    if pa.types.is_boolean(kind):
-        return isinstance(value, bool)
-    if pa.types.is_integer(kind):
-        return isinstance(value, int) and not isinstance(value, bool)
-    if pa.types.is_floating(kind):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if pa.types.is_struct(kind):
-        return isinstance(value, dict)
-    if pa.types.is_nested(kind):
-        return isinstance(value, list)
-    return isinstance(value, str)
+def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], error: Exception) -> DataError:
+    """Name line and column of what pyarrow cannot put into one type."""
+    text = " ".join(str(error).split()).removeprefix("JSON parse error: ")
+    row = re.search(r" in row ([0-9]+)$", text)
+    if row is None:
+        return DataError(f"{file.uri}, lines {objects[0][0]} to {objects[-1][0]}: {text}", next_step="repair the lines")
+    line, item = objects[int(row[1])]
+    what = text[: row.start()]
+    mixed = re.match(r"Column\(/(.*)\) changed from ", what)
+    name = "" if mixed is None else next((name for name in item if f"{mixed[1]}/".startswith(f"{name}/")), "")
+    if mixed is None or not name:
+        return DataError(
+            f"{file.uri}, line {line}: {what}", next_step="repair the line, or leave the column out: data.columns: [NAME, ...]"
+        )
+    return DataError(
+        f"{file.uri}, line {line}: column {name!r} {what.partition(') ')[2]}: it holds {shorten(item[name])}",
+        next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
+    )
 
 
 def _without_times(kind: pa.DataType) -> pa.DataType:

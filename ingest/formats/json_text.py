@@ -1,7 +1,7 @@
 """How does the text of a JSON file become blocks of one object a line?
 
-A file of lines is read a block at a time. One array, or objects over several lines, are held whole and become such lines: the
-text of an object stays as it is, so integers stay exact, but for its line breaks, which JSON has only between values.
+A file of lines is read a block at a time. One array is held whole and becomes such lines: the text of an object stays as it is,
+so numbers stay exact, but for its line breaks, which JSON has only between values.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
@@ -21,15 +21,15 @@ from penstock.ingest.formats.reader import looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.messages import shorten
 
-__all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "line_blocks", "read_head", "spans_lines"]
+__all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head"]
 
 
 _BLOCK_BYTES = 4 << 20
 
 _HEAD_BYTES = 64 << 10
 
-_DOCUMENT_BYTES = 128 << 20
-"""A larger file that is not one object a line is refused: its text takes up to four times as much."""
+_ARRAY_BYTES = 128 << 20
+"""A larger array is refused: its text takes up to four times as much."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 
@@ -38,12 +38,7 @@ _BOM_AND_BLANK = b"\xef\xbb\xbf \t\r\n"
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 """Finds where an object ends; its numbers are read from its text later."""
 
-_SPACE, _ZERO, _POINT, _LINE_END = b" 0.\n"
-
-_LONG_DIGITS = 16
-"""A double holds every integer of fewer digits."""
-
-_INTEGER = re.compile(rb"[0-9]{16,}(?![0-9.eE])")
+_LONG_INTEGER = r"(^|[^0-9.])[0-9]{16,}([^0-9.eE]|$)"
 
 
 class Block(NamedTuple):
@@ -72,7 +67,7 @@ def file_blocks(file: SourceFile) -> Iterator[Block]:
             head = read_head(stream)
             if not head.lstrip(_BOM_AND_BLANK).startswith((b"{", b"[")) and (what := looks_like(file)) not in ("", "text"):
                 raise DataError(f"{file.uri}: this is {what}, not JSON")
-            yield from _document_blocks(file, head, stream) if spans_lines(head) else line_blocks(file, stream, head)
+            yield from _array_blocks(file, head, stream) if is_array(head) else line_blocks(file, stream, head)
     except (OSError, pa.ArrowException) as error:
         raise read_problem(file.uri, error) from error
 
@@ -88,10 +83,9 @@ def read_head(stream: pa.NativeFile) -> bytes:
     return head
 
 
-def spans_lines(head: bytes) -> bool:
-    """Whether a file that begins so is an array, or objects over several lines: its first line then ends within a value."""
-    line = head.lstrip(_BOM_AND_BLANK).split(b"\n", 1)[0].rstrip()
-    return line.startswith(b"[") or (line.startswith(b"{") and line.endswith((b"{", b"[", b",", b":")))
+def is_array(head: bytes) -> bool:
+    """Whether a file that begins so is one array."""
+    return head.lstrip(_BOM_AND_BLANK).startswith(b"[")
 
 
 def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
@@ -111,14 +105,14 @@ def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line
         offset += len(block)
 
 
-def _document_blocks(file: SourceFile, head: bytes, stream: pa.NativeFile) -> Iterator[Block]:
+def _array_blocks(file: SourceFile, head: bytes, stream: pa.NativeFile) -> Iterator[Block]:
     data = head
-    while len(data) <= _DOCUMENT_BYTES and (more := stream.read(_DOCUMENT_BYTES)):
+    while len(data) <= _ARRAY_BYTES and (more := stream.read(_ARRAY_BYTES)):
         data += more
-    if len(data) > _DOCUMENT_BYTES:
+    if len(data) > _ARRAY_BYTES:
         raise DataError(
-            f"{file.uri}: is one array, or objects over several lines, of more than {_DOCUMENT_BYTES >> 20} MB",
-            next_step="write an object a line: jq -c '.[]' FILE > NEW.jsonl for an array, jq -c . FILE for objects",
+            f"{file.uri}: is one array of more than {_ARRAY_BYTES >> 20} MB",
+            next_step="write an object a line: jq -c '.[]' FILE > NEW.jsonl",
         )
     text, problem = decode_block(data, 1, 0)
     if problem:
@@ -139,17 +133,15 @@ def _document_blocks(file: SourceFile, head: bytes, stream: pa.NativeFile) -> It
 
 
 def _objects(file: SourceFile, text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text, on one line, of the objects of one array, or of those that follow one another."""
-    at = _after_blank(text, 0)
-    in_array = text[at] == "["
-    at = _after_blank(text, at + in_array)
+    """Yield line and text, on one line, of the objects of an array."""
+    at = _after_blank(text, text.index("[") + 1)
     line, counted, number = 1, 0, 0
 
     def problem(what: str) -> DataError:
         where = f"{file.uri}, line {text.count(chr(10), 0, at) + 1}"
         return DataError(f"{where}: {what}", next_step="write the file again, or repair it there")
 
-    while at < len(text) and not (in_array and text[at] == "]"):
+    while text[at : at + 1] != "]":
         try:
             value, end = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
@@ -159,14 +151,13 @@ def _objects(file: SourceFile, text: str) -> Iterator[tuple[int, str]]:
         line, counted = line + text.count("\n", counted, at), at
         yield line, text[at:end].replace("\n", " ").replace("\r", " ")
         at = _after_blank(text, end)
-        if in_array and text[at : at + 1] == ",":
+        if text[at : at + 1] == ",":
             at = _after_blank(text, at + 1)
-        elif in_array and text[at : at + 1] not in ("", "]"):
+        elif text[at : at + 1] != "]":
             raise problem(f"a comma or the array's end is expected after element {number} (from 0)")
         number += 1
-    if in_array and at == len(text):
-        raise problem("cut off: the array that the file begins with has no end")
-    if in_array and (at := _after_blank(text, at + 1)) < len(text):
+    at = _after_blank(text, at + 1)
+    if at < len(text):
         raise problem("something follows the array's end")
 
 
@@ -176,26 +167,9 @@ def _after_blank(text: str, at: int) -> int:
 
 def has_long_integer(text: bytes) -> bool:
     """Whether there are 16 digits or more of no fraction: all integers that a double may round, and some others."""
-    codes = np.frombuffer(text, np.uint8)
-    digits = codes - np.uint8(_ZERO) < 10
-    run, size = digits, 1
-    while size < _LONG_DIGITS:  # runs of twice the digits begin where two runs meet
-        run, size = run[:-size] & run[size:], 2 * size
-    if not run.any():
-        return False
-    begins = run.copy()
-    begins[1:] &= ~digits[: len(run) - 1]
-    places = np.flatnonzero(begins)
-    whole = places[codes[np.maximum(places - 1, 0)] != _POINT]
-    return any(_INTEGER.match(text, place) for place in whole.tolist())
+    return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), _LONG_INTEGER).as_py())
 
 
 def count_lines(text: bytes) -> tuple[int, int]:
     """Return (lines that are not blank, line ends)."""
-    codes = np.frombuffer(text, np.uint8)
-    ends = codes == _LINE_END
-    num_ends = int(np.count_nonzero(ends))
-    behind = codes[1:][ends[:-1]]
-    if len(codes) and codes[0] > _SPACE and (behind > _SPACE).all():
-        return num_ends + (not text.endswith(b"\n")), num_ends
-    return sum(1 for line in text.split(b"\n") if line.strip()), num_ends
+    return sum(1 for line in text.split(b"\n") if line.strip()), text.count(b"\n")
