@@ -211,7 +211,10 @@ class Storage:
                 fs.put_file(str(local), full)
             return
         target = self.local_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with open(local, "rb") as handle:
+            with contextlib.suppress(OSError):  # safetensors makes files that others of the group cannot read
+                os.fchmod(handle.fileno(), target.parent.stat().st_mode & 0o666)
             os.fsync(handle.fileno())
         if target != Path(local):
             _move(Path(local), target)
@@ -351,12 +354,11 @@ def _write_durably(file: Path, data: bytes) -> None:
 
 def _move(finished: Path, target: Path) -> None:
     """Rename a durable file, or copy it where it lies on another disk; seen at `target` all at once either way."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     if finished.stat().st_dev == target.parent.stat().st_dev:
         os.replace(finished, target)
         return
     with _beside(target) as temporary:
-        shutil.copyfile(finished, temporary)
+        shutil.copy(finished, temporary)
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, target)

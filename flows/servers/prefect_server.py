@@ -178,6 +178,7 @@ def _configure(files: ServerFiles, port: int) -> None:
         "PREFECT_UI_API_URL": f"{origin}/api",
         "DO_NOT_TRACK": "true",
         "PREFECT_API_BLOCKS_REGISTER_ON_START": str(files.database.exists()).lower(),  # a new one has them, see _make_database
+        "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # its file could not be read by others of the group
         **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _IDLE_SERVICES},
     }
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:

@@ -25,7 +25,9 @@ def databases_folder() -> Path:
 
 
 def copy_database(name: str, target: Path) -> bool:
-    """Make `target` a copy of the empty database kept as `name`; return False, without a file, if there is no sound one.
+    """Make `target` a copy of the empty database kept as `name`; return False, with an empty file, if there is no sound one.
+
+    Its mode is the umask's: SQLite would make a file that others of the group cannot write, with `-wal` and `-shm` like it.
 
     Args:
         name: program and version, such as `prefect-3.8.8`.
@@ -35,6 +37,7 @@ def copy_database(name: str, target: Path) -> bool:
         _copy(databases_folder() / f"{name}.db", target)
         return True
     target.unlink(missing_ok=True)
+    target.touch()
     return False
 
 
@@ -56,6 +59,7 @@ def _copy(source: Path, target: Path, change: str = "") -> None:
     """Copy a whole database; the target appears at once. Raises sqlite3.DatabaseError if the source is damaged."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
+        part.touch()
         with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
             if old.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError(f"{source} is damaged")

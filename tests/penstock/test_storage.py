@@ -107,3 +107,12 @@ def forget_clients() -> None:
     """fsspec keeps filesystems by their arguments, and endpoint and keys come from the environment."""
     for kind in (AbstractFileSystem, S3FileSystem):
         kind.clear_instance_cache()
+
+
+def test_moved_file_has_the_mode_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o775)
+    private = tmp_path / "model.safetensors"
+    private.touch(0o600)
+    Storage(str(tmp_path)).put_file(private, "run/model.safetensors")
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mode & 0o777 == 0o664

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,15 @@ def test_kept_database_is_copied_without_local_rows(made: Path, tmp_path: Path) 
     assert copy_database("db-1", tmp_path / "new.db")
     assert rows(tmp_path / "new.db") == [(8,)] and rows(made) == [(7,)]
     assert not copy_database("db-2", tmp_path / "other-version.db")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "made.db", "new.db"]
+    empty = [path.name for path in tmp_path.glob("*.db") if not path.stat().st_size]
+    assert sorted(empty) == ["early.db", "other-version.db"], "empty files, which SQLite fills"
 
 
 def test_damaged_copy_is_not_used_and_is_replaced(made: Path, tmp_path: Path) -> None:
     keep_database("db-1", database(tmp_path / "large.db", "zeroblob(90000)"))
     (kept,) = databases_folder().iterdir()
     kept.write_bytes(kept.read_bytes()[:9000])
-    assert not copy_database("db-1", tmp_path / "new.db") and not (tmp_path / "new.db").exists()
+    assert not copy_database("db-1", tmp_path / "new.db") and not (tmp_path / "new.db").stat().st_size
     keep_database("db-1", made)
     assert copy_database("db-1", tmp_path / "new.db") and rows(tmp_path / "new.db") == [(7,)]
 
@@ -55,3 +57,14 @@ def test_unwritable_cache_fails_nothing(made: Path, tmp_path: Path, monkeypatch:
 def test_cache_folder_accepts_relative_and_home_paths(monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", configured)
     assert databases_folder() == (Path.home() if configured[0] == "~" else Path.cwd()) / "cache" / "databases"
+
+
+def test_databases_have_the_mode_of_the_umask(made: Path, tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert not copy_database("db-1", tmp_path / "first.db")
+        keep_database("db-1", made)
+        assert copy_database("db-1", tmp_path / "second.db")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("first.db", "second.db")] == [0o664, 0o664]
