@@ -80,7 +80,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if result.slices:
         ctx.tracker.log_text("evaluation/slices.csv", _csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
-        ctx.tracker.log_bytes(f"evaluation/{name}", figure)
+        ctx.tracker.log_figure(f"evaluation/{name}", figure)
         ctx.work_storage.write_bytes(f"figures/{name}", figure)
     output = {
         "metrics": metrics,

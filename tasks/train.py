@@ -19,6 +19,7 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.start_from import START
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
+    CheckpointCommitted,
     Event,
     Handlers,
     MachineLoad,
@@ -103,6 +104,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     committed = store.committed()
     if committed:
         check_identity(committed[0].manifest, job.identity, committed[0].name)
+    ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.report("train: this run has no checkpoint left; it starts at step 0 again")
 
@@ -130,11 +132,13 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             raise
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             committed = store.committed()
+            ctx.tracker.checkpoints(committed)
             if committed:
                 ctx.attempt = ctx.attempt.model_copy(update={"exactness": committed[0].manifest.exactness})
         raise
     finally:
         ctx.stopping.graceful = False
+    ctx.tracker.checkpoints(store.committed())
     ctx.attempt = ctx.attempt.model_copy(
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
@@ -152,6 +156,10 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
     def save_attempt(**changes: Any) -> None:
         ctx.attempt = ctx.attempt.model_copy(update=changes)
         ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+
+    def committed(event: CheckpointCommitted) -> None:
+        with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
+            ctx.tracker.checkpoint(store.get(event.name))
 
     def resumed(event: Resumed) -> None:
         for warning in event.warnings:
@@ -176,6 +184,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
 
     return {
         MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
+        CheckpointCommitted: committed,
         Resumed: resumed,
         StopAsked: lambda _: report("train: stopping; what is trained so far is saved first, a second signal stops at once"),
         WorkerStarted: started,

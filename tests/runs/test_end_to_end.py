@@ -77,7 +77,7 @@ def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, A
         assert steps, name
         assert len(steps) == len(set(steps)), f"{name} holds a step twice"
     artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert {"attempt-1", "evaluation", "data", "keys.json"} <= artifacts
+    assert {"attempt-1", "evaluation", "data", "keys.json", "checkpoints.csv"} <= artifacts
     assert {given.tags[0].value for given in run.inputs.dataset_inputs} == {"train", "validation"}
     of_run = f"source_run_id = '{run.info.run_id}'"
     (model_of_run,) = client.search_logged_models([run.info.experiment_id], filter_string=of_run)

@@ -1,6 +1,6 @@
 """How does MLflow show a run? One MLflow run over all attempts of a penstock run.
 
-Its one logged model is the registered one. MLflow never changes a parameter: a later attempt's
+Its checkpoints are a table; its one logged model is the registered one. MLflow never changes a parameter: a later attempt's
 other value becomes the tag `spec.<path>.attempt_<n>`. The run's name is penstock's id of it without the pipeline's name, which
 the experiment has: a list shows the beginning of a name only.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import csv
+import io
 import json
 import os
 import tempfile
@@ -47,6 +49,9 @@ _OWN_TAGS = {
 
 _PER_REQUEST = 100
 """Parameters or tags in one request: MLflow's limit."""
+
+_CHECKPOINTS_FILE = "checkpoints.csv"
+"""Artifact that lists the checkpoints of a run that are there."""
 
 _DIGEST_LETTERS = 12
 """The list of runs shows a dataset's digest, and has room for a few letters; the whole digest is a tag of the run."""
@@ -163,6 +168,7 @@ class MlflowTransport:
         self._params = dict(run.data.params)
         # an attempt of a finished run that measures nothing leaves the time of its end
         self._ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
+        self._checkpoints: dict[str, dict[str, Any]] = {}
 
     def send_points(self, points: list[Point]) -> None:
         """Log the points in one request."""
@@ -204,6 +210,13 @@ class MlflowTransport:
     def _do_dataset(self, **dataset: Any) -> None:
         self._client.log_inputs(self._run_id, [_dataset_input(**dataset)])
 
+    def _do_checkpoint(self, **checkpoint: Any) -> None:
+        self._do_checkpoints([*(self._checkpoints | {checkpoint["name"]: checkpoint}).values()])
+
+    def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
+        self._checkpoints = {checkpoint["name"]: checkpoint for checkpoint in present}
+        self._do_artifact(_CHECKPOINTS_FILE, base64.b64encode(_checkpoint_table(present).encode()).decode())
+
     def _do_status(self, status: str) -> None:
         self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
         if status == "FINISHED":
@@ -236,6 +249,19 @@ def _column_schema(schema: FeedSchema) -> str:
     """The columns as MLflow's JSON for tables: of one for arrays its page shows nothing."""
     columns = [{"name": column.name, "type": column.type_text, "required": True} for column in schema.columns]
     return json.dumps({"mlflow_colspec": columns})
+
+
+def _checkpoint_table(checkpoints: Iterable[Mapping[str, Any]]) -> str:
+    """Checkpoints as CSV, by step: `name`, `step`, `epoch`, `uri`, and the metrics measured on each."""
+    found = sorted(checkpoints, key=lambda entry: int(entry["step"]))
+    metrics = sorted({name for entry in found for name in entry["metrics"]}, key=_place)
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    writer.writerow(["name", "step", "epoch", *metrics, "uri"])
+    for entry in found:
+        measured = [entry["metrics"].get(name, "") for name in metrics]
+        writer.writerow([entry["name"], entry["step"], entry["epoch"], *measured, entry["uri"]])
+    return into.getvalue()
 
 
 def _list_view(metrics: Iterable[str]) -> str | None:

@@ -1,7 +1,7 @@
 """How do metrics reach a tracking server that may be down, while training goes on?
 
 One queue and one daemon thread. Points are sent in their order and never dropped while the process lives, so the server always
-holds a prefix of the history. Everything else (tags, artifacts) is an `Operation`: plain data, made so that doing
+holds a prefix of the history. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain data, made so that doing
 it twice does no harm, and kept in an *outbox* file while the server is away.
 """
 

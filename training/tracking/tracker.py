@@ -1,8 +1,9 @@
-"""How does a run reach a tracking service: its metrics and documents? One object for all attempts of a run.
+"""How does a run reach a tracking service: its metrics, checkpoints and documents? One object for all attempts of a run.
 
 A service brings a subclass of `Tracker` and a `Transport` (training/tracking/sender.py). Points and operations go through one
 queue. The operations are `tags` (tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name,
-digest, uri, schema, context, profile), `status` (status).
+digest, uri, schema, context, profile), `checkpoint` (name, step, epoch, uri, metrics), `checkpoints` (present: a list of
+those), `status` (status).
 
 No method but `open` fails because of the service, and only `drain` and `close` wait for it, so tracking trouble never reaches
 training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
@@ -12,6 +13,7 @@ far are taken.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
 import threading
@@ -27,6 +29,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
 from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
 from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
 
@@ -224,11 +227,16 @@ class Tracker(ABC):
 
     def log_text(self, name: str, text: str) -> None:
         """Store text as the artifact `name`."""
-        self.log_bytes(name, redact_text(text).encode())
+        self._artifact(name, redact_text(text).encode())
 
-    def log_bytes(self, name: str, content: bytes) -> None:
-        """Store bytes, such as an encoded figure, as the artifact `name`."""
-        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Store encoded bytes, or anything with matplotlib's `savefig`, as the artifact `name`, whose suffix is the format."""
+        if isinstance(figure, bytes):
+            self._artifact(name, figure)
+            return
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
+        self._artifact(name, buffer.getvalue())
 
     def log_dataset(
         self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
@@ -250,6 +258,24 @@ class Tracker(ABC):
             context=split,
             profile={"num_rows": manifest.rows.get(split, 0), **redact(profile)},
         )
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Show a committed checkpoint. The same name counts once."""
+        self._put("checkpoint", **self._describe(checkpoint))
+
+    def checkpoints(self, present: Iterable[Checkpoint]) -> None:
+        """Show exactly `present`: a killed attempt may not have reported what it wrote or deleted."""
+        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
+
+    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        manifest = checkpoint.manifest
+        return {
+            "name": checkpoint.name,
+            "step": manifest.step,
+            "epoch": manifest.epoch,
+            "uri": redact_text(checkpoint.storage.uri()),
+            "metrics": {self.fit_key(key): float(value) for key, value in manifest.metrics.items() if value is not None},
+        }
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Wait for the queue. Returns how many points and operations are still unsent."""
@@ -286,6 +312,9 @@ class Tracker(ABC):
                 fresh[key] = float(raw)
                 self._last_step[key] = point.step
         return Point(point.t_ms, point.step, fresh)
+
+    def _artifact(self, name: str, content: bytes) -> None:
+        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
 
     def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
         self._sender.put(Operation(kind=kind, args=args, any_order=any_order))

@@ -21,6 +21,7 @@ from penstock.training.checkpoint.journal import JournalWriter, read_journal, tr
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from tests.runs.servers import eventually
+from tests.training.tracking_cases import checkpoint_at
 
 
 class MlflowServer:
@@ -91,12 +92,12 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     # All steps above are queued while no server exists: nothing waited for it.
     assert first.unsent >= 1000
     journal.seal(1400)
-    first.set_tags({"reached": "step-1400"})
+    first.checkpoint(checkpoint_at(1400, {"train/loss": 1.0 / 1400}))
     server.start()
     execute(first, range(1401, 1501))
     assert first.drain(120) == 0
     check_history(server, first.run_id, 1500)
-    assert reached(server, first.run_id) == "step-1400"
+    assert checkpoints_at(server, first.run_id, tmp_path) == ["step-1400"]
 
     # The next outage outlives two drivers. One ends, and says what is left to be told; the other dies at step 1600, and its
     # last checkpoint is that of step 1550.
@@ -110,7 +111,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left) == "UNKNOWN"
     execute(first, range(1501, 1551))
     journal.seal(1550)
-    first.set_tags({"reached": "step-1550"})
+    first.checkpoint(checkpoint_at(1550))
     execute(first, range(1551, 1601))
     outbox = tmp_path / "run" / "outbox.json"
     eventually(lambda: outbox.exists() and "step-1550" in outbox.read_text(), 60, "the outbox", every_s=0.05)
@@ -126,7 +127,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     check_history(server, first.run_id, 1650)
     client = MlflowClient(server.uri)
     assert client.get_run(first.run_id).info.status == "FINISHED"
-    assert reached(server, first.run_id) == "step-1550", "from the outbox"
+    assert checkpoints_at(server, first.run_id, tmp_path) == ["step-1550"], "from the outbox"
     assert not outbox.exists()
 
     assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left, drain_s=60) == "FINISHED"
@@ -134,8 +135,9 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     assert [file.path for file in client.list_artifacts(ended.run_id, "figures")] == ["figures/curve.json"]
 
 
-def reached(server: MlflowServer, run_id: str) -> str:
-    return str(MlflowClient(server.uri).get_run(run_id).data.tags["reached"])
+def checkpoints_at(server: MlflowServer, run_id: str, folder: Path) -> list[str]:
+    table = Path(MlflowClient(server.uri).download_artifacts(run_id, "checkpoints.csv", str(folder)))
+    return [line.partition(",")[0] for line in table.read_text().splitlines()[1:]]
 
 
 def check_history(server: MlflowServer, run_id: str, last: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from penstock.training.tracking.mlflow_backend import open_client
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from tests import ROOT
 from tests.penstock.databases import MARK, execute, marked, tables_of
+from tests.training.tracking_cases import checkpoint_at
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +205,28 @@ def test_metric_names_are_fitted_to_mlflow(uri: str) -> None:
     assert len(metrics) == 4
 
 
+def checkpoint_rows(uri: str, run_id: str, folder: Path) -> list[dict[str, str]]:
+    return [*csv.DictReader(Path(MlflowClient(uri).download_artifacts(run_id, "checkpoints.csv", str(folder))).open())]
+
+
+def test_checkpoints_are_a_table_and_not_models(uri: str, tmp_path: Path) -> None:
+    tracker = open_tracker(uri)
+    for step in (2, 4):
+        tracker.checkpoint(checkpoint_at(step, {"train/loss": 0.5, "train/nan": None}))
+    tracker.checkpoint(checkpoint_at(4, {"train/loss": 0.5}))
+    tracker.drain()
+    first, second = checkpoint_rows(uri, tracker.run_id, tmp_path)
+    assert first == {"name": "step-2", "step": "2", "epoch": "1", "train/loss": "0.5", "uri": "/ckpt/step-2"}
+    assert second["name"] == "step-4"
+    assert tracker.close("KILLED") == 0
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    again.checkpoints([checkpoint_at(6), checkpoint_at(4)])  # of what the killed attempt wrote and deleted in silence
+    again.checkpoint(checkpoint_at(8))
+    assert again.close("FINISHED") == 0
+    assert [row["name"] for row in checkpoint_rows(uri, tracker.run_id, tmp_path)] == ["step-4", "step-6", "step-8"]
+    assert not MlflowClient(uri).search_logged_models([tracker.experiment_id])
+
+
 def test_each_split_is_an_input_of_the_run_once(uri: str) -> None:
     schema = FeedSchema(
         columns=(ColumnInfo(name="image", dtype="uint8", shape=(28, 28)), ColumnInfo(name="label", dtype="int64")),
@@ -241,7 +265,7 @@ def test_the_list_of_runs_has_a_view_with_the_held_out_metrics(uri: str) -> None
 
 def test_artifacts_lie_beside_the_database(uri: str) -> None:
     tracker = open_tracker(uri)
-    tracker.log_bytes("figures/confusion.png", b"png")
+    tracker.log_figure("figures/confusion.png", b"png")
     tracker.log_json("data/manifest.json", {})
     assert tracker.close("FINISHED") == 0
     root = Path(uri.removeprefix("sqlite:///")).parent / "artifacts" / tracker.run_id / "artifacts"
