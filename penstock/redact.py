@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -202,7 +203,7 @@ class _Lines:
         if "\n" in text or len(begun) > _PART:
             begun = redact_text(begun)
             end = len(begun) if len(begun) > _PART else begun.rfind("\n") + 1
-            self._below.write(begun[:end])
+            self._write(begun[:end])
             begun = begun[end:]
         if begun:
             self._begun[thread] = begun
@@ -218,15 +219,32 @@ class _Lines:
         thread = threading.get_ident()
         if begun := self._begun.pop(thread, ""):
             end = len(begun) - _begun_secret(begun)
-            self._below.write(redact_text(begun[:end]))
+            self._write(redact_text(begun[:end]))
             if begun[end:]:
                 self._begun[thread] = begun[end:]
-        self._below.flush()
+        with _going_on(self._below):
+            self._below.flush()
 
     def end(self) -> None:
         """Write what all threads have begun."""
         while self._begun:
-            self._below.write(redact_text(self._begun.popitem()[1]))
+            self._write(redact_text(self._begun.popitem()[1]))
+
+    def _write(self, text: str) -> None:
+        with _going_on(self._below):
+            self._below.write(text)
+
+
+@contextlib.contextmanager
+def _going_on(stream: TextIO) -> Iterator[None]:
+    """Write to nowhere from now on if the reader is gone (`| head`, a closed terminal, a lost ssh): the work goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _begun_secret(text: str) -> int:

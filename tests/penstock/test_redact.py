@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -160,6 +161,16 @@ def test_printed_lines_hide_secrets_and_are_whole(capsys: pytest.CaptureFixture[
     assert (first, second) == ("Bearer *** with Bearer ***", "part of a line *** and its end")
     assert rest == ["next***", "x" * 9000, "in another thread ***outside"]
     assert err == "refused ***\nsecond\n***\n"
+
+
+def test_reader_that_is_gone_ends_no_work() -> None:
+    code = "import sys\nfrom penstock.redact import hiding_secrets\nwith hiding_secrets():\n"
+    code += "    for _ in range(9): print('a line', file=sys.stderr, flush=True)\nprint('done')"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as gone:
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=gone, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 def test_error_that_leaves_block_hides_secrets_only() -> None:
