@@ -85,8 +85,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self._knows_epochs = knows_epochs
-        self._nondeterministic: dict[str, None] = {}
-        """Nondeterministic operations that the loop used."""
+        self._doubts: dict[str, None] = {}
+        """Reasons why the weights may be others than an undisturbed run's."""
+        self._resumed = checkpoint is not None
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """State of the newest checkpoint."""
         self.first_pass_is_empty = at_last_batch(job, facts.position)
@@ -120,14 +121,18 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     @property
     def exactness(self) -> str:
-        """The exactness so far, with the nondeterministic operations of the loop."""
-        reasons = (f"{operation} is not deterministic" for operation in self._nondeterministic)
-        return functools.reduce(with_reason, reasons, self._facts.exactness)
+        """The exactness so far, with the doubts that arose in the loop."""
+        return functools.reduce(with_reason, self._doubts, self._facts.exactness)
+
+    def doubt(self, reason: str) -> None:
+        """Record why a continued training differs from an undisturbed one."""
+        if self._resumed:
+            self._doubts[reason] = None
 
     def nondeterministic_op(self, operation: str) -> None:
         """Record a nondeterministic operation, if gradients are recorded or computed."""
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            self._nondeterministic[operation] = None
+            self._doubts[f"{operation} is not deterministic"] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """Return the newest reported checkpoint; at the start the newest valid one of the run."""

@@ -1,16 +1,19 @@
-"""Which of the two Lightning packages does a user's class derive from?"""
+"""How is a user's LightningModule made, and which of the two Lightning packages does it derive from?"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import SpecError
 from penstock.training.frameworks.on_workers import build_user_model
 from penstock.usercode.capture import UserCode
 
-__all__ = ["DISTRIBUTIONS", "lightning_of", "make_module"]
+__all__ = ["DISTRIBUTIONS", "has_own", "lightning_of", "make_module", "quiet", "refuse_averages"]
 
 DISTRIBUTIONS = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
 """Distribution -> the module that has the Trainer. A class of one does not fit the other."""
@@ -43,3 +46,37 @@ def make_module(code: UserCode, params: Mapping[str, Any]) -> Any:
         raise SpecError(f"train.recipe: {code.target} is a {type(kind).__name__}, not a class")
     lightning_of(kind)
     return build_user_model(code, lambda: kind(**code.located(dict(params))), params)
+
+
+def has_own(module: Any, method: str) -> bool:
+    """Whether a user's module has a method of its own in place of LightningModule's."""
+    return getattr(type(module), method) is not getattr(lightning_of(type(module)).LightningModule, method)
+
+
+def refuse_averages(callbacks: Iterable[Any]) -> None:
+    """Refuse callbacks that validate with other weights than the module has.
+
+    Raises:
+        SpecError: one averages weights; a checkpoint has only the module's.
+    """
+    for callback in callbacks:
+        if {"WeightAveraging", "StochasticWeightAveraging"} & {base.__name__ for base in type(callback).__mro__}:
+            name = type(callback).__name__
+            raise SpecError(
+                f"train.recipe: the callback {name} validates averages of the weights, which are in no checkpoint",
+                next_step="take it out of configure_callbacks(); a recipe (docs/recipe.md) has train.callbacks: [ema]",
+            )
+
+
+@contextmanager
+def quiet(pl: Any) -> Iterator[None]:
+    """Silence Lightning's lines about devices, and its warnings."""
+    logger = logging.getLogger(f"{pl.__name__}.utilities.rank_zero")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -18,8 +18,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.training.frameworks.lightning.library import lightning_of, make_module
-from penstock.training.frameworks.lightning.loading import TRAINER, WEIGHTS
+from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
+from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
+from penstock.training.frameworks.on_workers import state_outside
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
@@ -116,11 +117,29 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             self._of_validation: set[str] = set()
             self._logged: dict[str, float] = {}
             """Values of penstock.log in the last validation."""
+            self._step = -1
+            self._in_part = session.state.position > 0
+            """Whether only a part of the epoch is trained here, as it continues in its middle."""
+            self._of_part: set[str] = set()
+            """Names of means over that part."""
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            refuse_averages(trainer.callbacks)
+            for callback in trainer.callbacks:
+                if "BaseFinetuning" in {base.__name__ for base in type(callback).__mro__}:
+                    session.doubt(f"{type(callback).__name__} freezes again the layers that it has thawed")
+            self._outside = state_outside(module.named_modules())
+            steps, newest = trainer.estimated_stepping_batches, session.get_checkpoint()
+            if newest is not None and trainer.lr_scheduler_configs and (before := steps_of(Path(newest.path, STATE))) != steps:
+                session.doubt(f"a schedule may depend on the number of steps: {before:,} before and {steps:,} now")
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if isinstance(loss, Tensor) and not math.isfinite(value := loss.detach().float().item()):
                 raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
+            if trainer.global_step == self._step:
+                session.doubt("gradients that add up over several batches are in no checkpoint")
+            self._step = trainer.global_step
             if trainer.is_last_batch or trainer.global_step == trainer.max_steps:
                 return  # the epoch's end saves it
             if self._plan.due_in_epoch(trainer.global_step):
@@ -140,7 +159,15 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             last = trainer.should_stop or trainer.current_epoch + 1 >= spec.epochs or trainer.global_step == trainer.max_steps
-            self._report(trainer, module, save=self._plan.due_at_epochs_end(last=last), validated=True)
+            save = self._plan.due_at_epochs_end(last=last)
+            progress = trainer.fit_loop.epoch_progress
+            ended = int(trainer.is_last_batch)  # max_steps may end training inside an epoch, which then continues
+            for counts in (progress.total, progress.current):
+                counts.processed -= 1 - ended
+            self._report(trainer, module, save=save, validated=True)
+            for counts in (progress.total, progress.current):
+                counts.processed += 1 - ended
+            self._in_part = False
 
         def _report(self, trainer: Any, module: Any, *, save: bool, validated: bool = False) -> None:
             # Between validations the metrics of the last one are of older weights.
@@ -148,15 +175,26 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in stale}
             if validated:
                 values = {**self._logged, **values}
+                logged = [each.meta for each in trainer._results.values()] if self._in_part else []
+                self._of_part = {name for meta in logged if meta.on_epoch for name in (meta.name, f"{meta.name}_epoch")}
+            values = {name: value for name, value in values.items() if name not in self._of_part}
             if not save:
                 session.report(values)
                 return
+            if not has_own(module, "on_save_checkpoint"):
+                for name, _ in state_outside(module.named_modules()).items() - self._outside.items():
+                    session.doubt(f"{name} is in no state_dict")
             with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
                 trainer.save_checkpoint(Path(folder) / TRAINER)  # a collective; the first rank writes
                 checkpoint = None
                 if group.is_first:
-                    weights = {name: _saved(value) for name, value in module.state_dict().items()}
+                    values_by_name = module.state_dict()
+                    weights = {name: _saved(value) for name, value in values_by_name.items() if isinstance(value, Tensor)}
+                    extra = {name: value for name, value in values_by_name.items() if name not in weights}
                     safetensors.torch.save_file(weights, Path(folder) / WEIGHTS)
+                    whole = torch.load(Path(folder) / TRAINER, map_location="cpu", mmap=True, weights_only=True)
+                    state = kept_state(whole, extra, trainer.estimated_stepping_batches)
+                    Path(folder, STATE).write_bytes(state)
                     checkpoint = ray.train.Checkpoint.from_directory(folder)
                 session.report(values, checkpoint)
             self._plan.saved()

@@ -30,3 +30,60 @@ class Digits(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class UsesTrainer(Digits):
+    """With all that Lightning documents for a module that has a Trainer, and state of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.offset = None, 0.0
+
+    def setup(self, stage):
+        self.scale = nn.Linear(1, 1)
+
+    def configure_model(self):
+        if self.layers is None:
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, batch):
+        return self.layers(batch["image"]) * self.scale.weight + torch.tensor([self.offset] + [0.0] * 9)
+
+    def training_step(self, batch):
+        self.offset = min(3.0, self.offset + 0.2)
+        return super().training_step(batch, 0) * (1 + 0.01 * self.trainer.current_epoch)
+
+    def validation_step(self, batch, batch_idx):
+        assert not self.trainer.sanity_checking
+        super().validation_step(batch, batch_idx)
+        return self(batch)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters())
+        rate = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.05, total_steps=max(133, self.trainer.estimated_stepping_batches)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["offset"] = self.offset
+
+    def on_load_checkpoint(self, checkpoint):
+        self.offset = checkpoint["offset"]
+
+
+class Counts(Digits):
+    """Counts its steps where no checkpoint has them, and charts the mean of an epoch."""
+
+    seen = 0
+
+    def training_step(self, batch, batch_idx):
+        self.seen += 1
+        loss = super().training_step(batch, batch_idx) * min(1.0, self.seen / 20)
+        self.log("train/mean", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+class Averages(Digits):
+    def configure_callbacks(self):
+        return [pl.callbacks.EMAWeightAveraging(decay=0.9)]

@@ -14,26 +14,29 @@ from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
 from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING
 from penstock.training.frameworks.lightning.library import make_module
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
+from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
-from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
+from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job
 from tests.training.ranks import check_continued
 
+MORE_STEPS = "a schedule may depend on the number of steps: 17 before and 33 now"
 EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/loss", "mode": "min"}}
 
 
-def lightning_job(folder: Path, run: str, attempt: int = 1, **spec: Any) -> TrainJob:
+def lightning_job(folder: Path, run: str, attempt: int = 1, module: str = "Digits", **spec: Any) -> TrainJob:
     job = make_job(folder, run=run, attempt=attempt)
-    given = {"framework": "lightning", "recipe": "modules.py:Digits", "epochs": 3, "batch_rows": 32, "workers": 2, **spec}
-    code = capture("modules.py:Digits", Path(__file__).parent)
+    given = {"framework": "lightning", "recipe": f"modules.py:{module}", "epochs": 3, "batch_rows": 32, "workers": 2, **spec}
+    code = capture(f"modules.py:{module}", Path(__file__).parent)
     return replace(job, spec=TrainSpec.model_validate({"checkpoint": EVERY, **given}), code=code)
 
 
@@ -56,6 +59,49 @@ def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path) -> No
     # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
     logged = there[0].manifest.metrics["val/loss"]
     assert found.metrics["val/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
+
+
+def alone(job: TrainJob) -> RankResult:
+    return LIGHTNING.run_rank(job, Group(0, 1, CPU), ListClient())
+
+
+def cut_and_continued(folder: Path, module: str) -> tuple[TrainJob, RankResult]:
+    """Train to step 17 of 33, the middle of an epoch, then to the end."""
+    alone(lightning_job(folder, "cut", module=module, workers=1, max_steps=17))
+    rest = lightning_job(folder, "cut", 2, module, workers=1)
+    return rest, alone(rest)
+
+
+def test_module_that_uses_its_trainer_is_tried_resumed_and_loaded(tmp_path: Path) -> None:
+    whole = lightning_job(tmp_path, "whole", module="UsesTrainer", workers=1)
+    batch = next(open_job_feed(whole, "train", 0, 1, CPU).batches(0))
+    tried = LIGHTNING.try_batch(whole.code, whole.spec, SCHEMA, batch, 1)
+    assert tried.loss is not None and tried.predict_shape == [batch.rows, 10] and tried.parameters == 652
+    alone(whole)
+    rest, ended = cut_and_continued(tmp_path, "UsesTrainer")
+    assert (ended.resumed_from_step, ended.state.step) == (17, 33)
+    assert ended.exactness == f"same-order: {MORE_STEPS}"
+    ends = [job_checkpoints(job).committed()[0] for job in (whole, rest)]
+    assert ends[0].manifest.weights_digest == ends[1].manifest.weights_digest
+    spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
+    found = evaluate(whole, load_model(spec, ends[0].storage), splits=["validation"], figures=False)
+    assert found.metrics["val/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-5)
+
+
+def test_state_in_no_checkpoint_costs_the_label_and_part_means(tmp_path: Path) -> None:
+    rest, ended = cut_and_continued(tmp_path, "Counts")
+    assert ended.exactness == f"same-order: {MORE_STEPS}, seen is in no state_dict"
+    points = {point.step: point.values for point in read_journal(rest.run_storage, 99)}
+    assert "train/mean" not in points[22] and "train/mean" not in points[28], "a mean over a part of the second epoch"
+    assert "train/mean" in points[33]
+
+
+def test_callback_that_averages_weights_is_refused(tmp_path: Path) -> None:
+    job = lightning_job(tmp_path, "run", module="Averages", workers=1)
+    batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))
+    for refused in (lambda: LIGHTNING.try_batch(job.code, job.spec, SCHEMA, batch, 1), lambda: alone(job)):
+        with pytest.raises(SpecError, match="EMAWeightAveraging validates averages of the weights"):
+            refused()
 
 
 def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
