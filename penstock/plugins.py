@@ -23,6 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PreflightError, SpecError
+from penstock.installed import versions_of
 from penstock.messages import describe_error, did_you_mean
 
 __all__ = ["Plugins", "is_there", "needed", "optional"]
@@ -127,11 +128,17 @@ class Plugins(Generic[T_co]):
             )
 
     def origin(self, name: str) -> str | None:
-        """Return `distribution==version` of the package that adds the name, for keys and records; None for penstock's own."""
+        """Return `distribution==version` of the package that adds the name, for keys and records; None for penstock's own.
+
+        The version of an editable package has a digest of its sources.
+        """
         if name in self._own:
             return None
-        dist = self._added[name].dist
-        return f"{dist.name}=={dist.version}" if dist is not None else self._added[name].value
+        entry = self._added[name]
+        if entry.dist is None:
+            return entry.value
+        versions = versions_of({entry.module.split(".")[0]})
+        return f"{entry.dist.name}=={versions.get(entry.dist.name, entry.dist.version)}"
 
     def place(self, name: str) -> str:
         """Return `module:attribute` of a known name."""

@@ -16,6 +16,7 @@ from penstock.messages import combine_errors
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
+from penstock.training.callbacks.registry import CALLBACKS
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registry import REGISTRIES, GivesWeights, ModelRegistry
@@ -155,7 +156,12 @@ class Project:
         from penstock.training.job import CallbackCode  # loads torch
 
         codes = iter(self._captured([(name, options) for name, options in named if ":" in name]))
-        return tuple(CallbackCode(name, options, next(codes) if ":" in name else None) for name, options in named)
+        return tuple(
+            CallbackCode(name, options, next(codes))
+            if ":" in name
+            else CallbackCode(name, options, origin=CALLBACKS.origin(name) if name in CALLBACKS.names else None)
+            for name, options in named
+        )
 
     def _captured(self, named: Sequence[tuple[str, Any]]) -> list[UserCode]:
         """Return the code of each (target, params). Raises SpecError of all that cannot be found."""

@@ -18,6 +18,7 @@ from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
 from penstock.tasks.model.promote import keeps_aliases, promote
+from penstock.tasks.records.keys import DECIDES
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
@@ -43,6 +44,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     manifest = ctx.manifest
     example = _example(ctx)
     form = raw_form(spec.data, ctx.fitted, ctx.project.transforms, example)
+    inputs = {each: value for each, value in ctx.keys["register"].inputs.items() if not each.startswith(DECIDES)}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ctx.project.framework.model_files]
         for file in files:
@@ -50,8 +52,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         trained = TrainedVersion(
             name=name,
             alias=None if decides else spec.register_.alias,
-            # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
-            key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
+            # The same inputs can come to other weights: when the last checkpoint was lost and trained again with other workers.
+            key=digest_of([inputs, checkpoint.manifest.weights_digest]),
             model=model_spec(ctx).model_copy(update={"code": ctx.project.recipe, "raw": form.model_dump(mode="json")}),
             files=files,
             example=example.drop_columns([form.label] if form.label is not None else []),

@@ -40,11 +40,13 @@ class CallbackCode:
     Attributes:
         name: of a built-in callback, of a package's, or `file.py:Name`.
         code: of `file.py:Name`.
+        origin: of a package's callback, as of `Plugins.origin`.
     """
 
     name: str
     params: dict[str, Any]
     code: UserCode | None = None
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class TrainJob:
             settings["train.checkpoint.best"] = best.model_dump(mode="json")
         if best is not None or self.callbacks:  # validations decide then which weights are kept, or when training ends
             settings["train.validate_every_steps"] = self.spec.validate_every_steps
-        theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
+        theirs: dict[str, Any] = {f"package of {each.name}": each.origin for each in self.callbacks if each.origin}
+        theirs |= {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
         if self.data_config is not None:
             theirs[f"code of {self.data_config.target}"] = {**self.data_config.reached, **self.data_config.versions}
         return {**settings, **theirs, RECIPE_CODE: {**self.code.reached, **self.code.versions}}

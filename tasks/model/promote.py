@@ -97,7 +97,8 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
         reason = f"its weights were rolled back at {when}; `penstock rollback {new.name}` once more gives them the alias again"
         return Promotion(moved=False, reason=reason, holder=holder)
     if holder == new.version:
-        return Promotion(moved=True, reason="nothing is to be compared", holder=holder)
+        below = below_floors(policy, ctx.output("evaluate").get("slices", [])) if policy is not None else None
+        return Promotion(moved=True, reason=below or "nothing is to be compared", holder=holder)
     if policy is None:
         return Promotion(moved=True, reason="register.promote is not set", holder=holder)
     evaluated = ctx.output("evaluate")

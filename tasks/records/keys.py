@@ -23,16 +23,22 @@ from penstock.tasks.stages import BEFORE_TRAINING, STAGES, UPSTREAM, StageName
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registry import REGISTRIES
 from penstock.training.spec import TrackingSpec
+from penstock.usercode.capture import UserCode
 
-__all__ = ["StageKey", "changed_inputs", "framework_versions", "short_value", "stage_keys"]
+__all__ = ["DECIDES", "StageKey", "changed_inputs", "framework_versions", "short_value", "stage_keys"]
 
 OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 3, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
+
+DECIDES = "decides."
+"""Prefix of inputs of `register` that decide about the alias, and not what the model is."""
 
 # Fields that change how training is run, not what comes out of it.
 _NOT_IN_TRAIN_KEY = (
     "start_from",  # by its content
     "retries",
+    "wait_s",
+    "stall_s",
     "checkpoint.every_steps",
     "checkpoint.every_s",
     "checkpoint.every_epoch",
@@ -92,7 +98,10 @@ def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) 
             **decides,
         },
         "evaluate": held_out,
-        "register": {"rows.fitted": digest_of(fitted)},
+        "register": {
+            "rows.fitted": digest_of(fitted),
+            **({f"{DECIDES}{name}": value for name, value in held_out.items()} if spec.register_.promote is not None else {}),
+        },
     }
 
 
@@ -139,8 +148,7 @@ def short_value(value: Any) -> str:
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
     data, train, registry = spec.data, spec.train, spec.tracking.registry
-    code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
-    code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
+    transforms = _code_inputs(project.transforms)
     # Where the files lie does not count: their listing does.
     elsewhere = {
         "label",
@@ -151,24 +159,24 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     }
     leaves = dict(_leaves(data))
     read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
+    read |= {f"version.{n}": v for n, v in format_versions(data).items()}
+    read |= {"version.format": added} if (added := format_origin(data)) else {}
+    files = {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files}
+    states = sorted({f.state for f in project.files if f.state})
+    source = {"files": files, **({"states": states} if states else {})}
+    # Slices are of columns that the prepared rows may lack.
+    slices = {"source": digest_of([read, source])} if spec.evaluate.slices else {}
+    images = {f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")}
     return {
-        "read": {
-            **read,
-            "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
-            **({"states": states} if (states := sorted({f.state for f in project.files if f.state})) else {}),
-            "version.pyarrow": _version("pyarrow"),
-            **({"version.format": added} if (added := format_origin(data)) else {}),
-            **{f"version.{n}": v for n, v in format_versions(data).items()},
-        },
+        "read": {**read, **source, "version.pyarrow": _version("pyarrow")},
         "preprocess": {
             "data.label": data.label,
             **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
-            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")},
+            **images,
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
-            **code,
-            **code_versions,
+            **transforms,
             "version.numpy": _version("numpy"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
@@ -183,17 +191,22 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
-            **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
             **({"start_from": project.start_from.digest} if project.start_from is not None else {}),
-            **{f"version.{n}": v for n, v in project.recipe.versions.items()},
-            **({f"code.{config.target}": config.reached} if (config := project.data_config) is not None else {}),
-            **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
-            **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},
+            **_code_inputs({train.recipe: project.recipe} if train.recipe else {}),
+            **_code_inputs({config.target: config} if (config := project.data_config) is not None else {}),
+            **_code_inputs({each.name: each.code for each in project.callbacks if each.code is not None}),
+            **{f"version.callback.{each.name}": each.origin for each in project.callbacks if each.origin is not None},
             **{f"version.{n}": v for n, v in framework_versions(project).items()},
         },
         "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}
-        | {"version.torchmetrics": _version("torchmetrics")},
+        | {"version.torchmetrics": _version("torchmetrics"), **slices},
         "register": {
+            # The model keeps how raw rows are read and prepared.
+            **read,
+            **images,
+            **transforms,
+            **({f"{DECIDES}{name}": value for name, value in slices.items()} if spec.register_.promote is not None else {}),
+            "data.label": data.label,
             **{f"register.{k}": v for k, v in _leaves(spec.register_)},
             "name": spec.name,
             **({"registry": registry} if registry != TrackingSpec().registry else {}),
@@ -201,6 +214,12 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"version.{n}": v for n, v in _package_of(REGISTRIES.origin(registry)).items()},
         },
     }
+
+
+def _code_inputs(codes: Mapping[str, UserCode]) -> dict[str, Any]:
+    """Return what each target reaches, and the versions that it imports."""
+    reached = {f"code.{target}": user.reached for target, user in codes.items()}
+    return reached | {f"version.{n}": v for user in codes.values() for n, v in user.versions.items()}
 
 
 def _package_of(origin: str | None) -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_helper_in_other_file_changes_key_and_is_named(tmp_path: Path) -> None:
     before = keys_of(file)
     (tmp_path / "helpers.py").write_text(HELPERS.replace("2.0", "3.0"))
     after = keys_of(file)
-    assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
+    assert changed(before, after) == {"preprocess", "materialize", "shuffle", "register"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
     assert named == ["code.transforms.py:scale: changed helpers.py:factor"]
 
