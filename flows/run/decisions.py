@@ -58,6 +58,10 @@ def past_of(ledger: Ledger, run: Run) -> Past:
     return Past(run, committed[0].state if committed else None, begun)
 
 
+_LENGTHS = ("epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "steps", "num_steps", "max_steps")
+"""Parameters of a loop that say how long it trains."""
+
+
 @dataclass(frozen=True)
 class NewRun:
     """Begin a new run."""
@@ -132,9 +136,10 @@ def choose_run(
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.done_key is None or current.keys["train"].key != current.done_key:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
-    if changed := [*forbidden, *warn]:  # more epochs continue what was trained, not another training
+    changed = [*forbidden, *warn]  # more epochs continue what was trained, not another training
+    if changed and not (len(changed) == 1 and _longer_loop(current.spec.get("train", {}), train)):
         return NewRun(f"the last run is done, and since then {changed[0]}")
-    return Continue(current)
+    return Continue(current, tuple(warn))
 
 
 def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
@@ -214,6 +219,15 @@ def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
     if max_steps is not None and reached.step > max_steps:
         found.append(f"train.max_steps: {max_steps} ends before the newest checkpoint (step {reached.step})")
     return found
+
+
+def _longer_loop(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a loop gets a greater number of epochs or steps than before, by the name of a parameter."""
+    before, after = (section.get("params", {}) for section in (old, new))
+    pairs = [(before.get(name), after.get(name)) for name in _LENGTHS if before.get(name) != after.get(name)]
+    return new.get("loop") is not None and any(
+        isinstance(less, int) and isinstance(more, int) and less < more for less, more in pairs
+    )
 
 
 def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:

@@ -433,6 +433,17 @@ def test_names_of_datasets_are_those_of_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_ray")
+def test_finished_loop_with_more_epochs_trains_on_to_same_weights(tmp_path: Path) -> None:
+    run_alone(loop_job(tmp_path, run="whole"))
+    job = loop_job(tmp_path, run="parts")
+    run_alone(replace(job, spec=job.spec.model_copy(update={"params": {**PARAMS, "epochs": 1}})))
+    more = run_alone(loop_job(tmp_path, run="parts", attempt=2))
+    one, two = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
+    assert (more.resumed_from_step, one.step, one.weights_digest) == (11, two.step, two.weights_digest)
+    assert more.exactness.endswith("train.params (epochs)")
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_best_checkpoint_goes_by_a_name_that_the_loop_reports(tmp_path: Path) -> None:
     job = loop_job(tmp_path, checkpoint={"best": {"metric": "loss", "mode": "max"}})
     run_alone(job)

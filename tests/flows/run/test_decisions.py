@@ -69,6 +69,17 @@ def test_more_epochs_continue_a_finished_run() -> None:
     assert isinstance(decide(run("done", train()), train(epochs=9)), Continue)
 
 
+def test_more_epochs_in_params_continue_a_finished_loop() -> None:
+    def loop(**params: Any) -> dict[str, Any]:
+        return TrainSpec(loop="m.py:f", params={"lr": 0.1, **params}).model_dump(mode="json")
+
+    decision = decide(run("done", loop(epochs=1)), loop(epochs=2))
+    assert isinstance(decision, Continue) and decision.warnings == ("train.params.epochs: 1 -> 2",)
+    for changed in (loop(epochs=0), loop(epochs=2, lr=0.2), loop(epochs=1, hidden=2), loop(epochs="2")):
+        assert isinstance(decide(run("done", loop(epochs=1)), changed), NewRun)
+    assert isinstance(decide(run("done", train(params={"epochs": 1})), train(params={"epochs": 2})), NewRun)
+
+
 def test_forbidden_change_is_refused_with_both_values() -> None:
     decision = decide(run("killed", train()), train(batch_rows=512))
     assert isinstance(decision, Refuse)
