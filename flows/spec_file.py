@@ -237,8 +237,7 @@ def _property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], list[Problem]]:
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        node, data = _read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path.name}:{mark.line + 1}:{mark.column + 1}" if mark else path.name
@@ -261,6 +260,31 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], lis
     return data, lines, problems
 
 
+def _read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
+    """Return the tree and the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or its aliases hold themselves or multiply beyond `_MOST_VALUES`.
+    """
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    left, values = [node], 0
+    while left:
+        each = left.pop()
+        values += 1
+        if values > _MOST_VALUES:
+            problem = f"it has more than {_MOST_VALUES:,} values: an alias (*name) holds itself, or aliases multiply"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=None if node is None else node.start_mark)
+        if isinstance(each, yaml.MappingNode):
+            left += [value for _, value in each.value]
+        elif isinstance(each, yaml.SequenceNode):
+            left += each.value
+    return node, yaml.safe_load(text)
+
+
+_MOST_VALUES = 100_000
+"""More than any pipeline file has."""
+
+
 def _walk(node: yaml.Node, at: Path_) -> Iterator[tuple[Path_, int, bool]]:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
@@ -280,7 +304,7 @@ def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list
     if not equals or not key.strip():
         return [("--set", f"{override!r} is not of the form a.b=value")]
     try:
-        value = yaml.safe_load(raw)
+        value = _read_yaml(raw)[1]
     except yaml.YAMLError as error:
         return [("--set", f"{override!r}: the value is not valid YAML: {getattr(error, 'problem', error)}")]
     parts = key.strip().split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,17 @@ def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
 def test_yaml_tags_running_code_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="not valid YAML"):
         load_spec(write(tmp_path, GOOD + "register: !!python/object/apply:os.system ['true']\n"))
+
+
+MULTIPLIED = ", ".join(f"{name}: &{name} [{', '.join([f'*{above}'] * 9)}]" for above, name in pairwise("abcdefghi"))
+
+
+@pytest.mark.parametrize("params", ["&p {a: *p}", "{a: &a [x], " + MULTIPLIED + "}"])
+def test_endless_aliases_are_refused(tmp_path: Path, params: str) -> None:
+    with pytest.raises(SpecError, match="not valid YAML: it has more than 100,000 values: an alias"):
+        load_spec(write(tmp_path, GOOD.replace("  epochs: 2", f"  epochs: 2\n  params: {params}")))
+    (problem,) = problems_of(write(tmp_path, GOOD), f"train.params={params}")
+    assert "an alias (*name) holds itself" in problem
 
 
 @pytest.mark.parametrize("override", ["train.epochs", "=3", "preprocess.4.drop=[a]"])
