@@ -150,7 +150,13 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     # In a column of floats NaN is a value; elsewhere pandas writes null as NaN.
     missing = not pa.types.is_floating(kind)
     try:
-        return _cast(pa.array(values, from_pandas=missing), kind)
+        made = pa.array(values, from_pandas=missing)
+        by_python = getattr(values, "dtype", object) == object
+        if by_python and pa.types.is_floating(made.type) and any(isinstance(value, bool) for value in values):
+            raise TypeError("a truth value is not a number")  # Arrow makes 1.0 of it behind a float
+        return _cast(made, kind)
+    except OverflowError:  # Arrow tries 64 bits with a sign first
+        return pa.array(values, kind)
     except pa.ArrowException:
         if not pa.types.is_nested(kind):
             raise

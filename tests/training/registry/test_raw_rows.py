@@ -291,6 +291,24 @@ def test_time_number_and_bool_are_not_mixed(kind: pa.DataType, value: Any, as_ar
     assert problems[0].startswith("row 0: column 'x' holds ") and problems[0].endswith(f", which does not read as {kind}")
 
 
+def test_uint64_beyond_int64_is_read_from_rows_of_python() -> None:
+    large = 2**63 + 5
+    schema = pa.schema([("x", pa.uint64())])
+    for given in ([{"x": large}, {"x": 1}], {"x": [large, 1]}, pd.DataFrame({"x": [large, 1]}, dtype=object)):
+        table, problems = raw_table(given_rows(given), schema, ())
+        assert not problems and table["x"].to_pylist() == [large, 1]
+    table, problems = raw_table(given_rows({"x": [large, True, -1, 2**64, 0.5]}), schema, ())
+    assert table["x"].to_pylist() == [large, None, None, None, None] and list(problems) == [1, 2, 3, 4]
+
+
+def test_bool_beside_float_is_not_a_number() -> None:
+    for kind in (pa.string(), pa.float64(), pa.int64()):
+        for given in ([5.0, True], [True, 5.0], [None, 5.0, True]):
+            table, problems = raw_table(given_rows({"x": given}), pa.schema([("x", kind)]), ())
+            row = given.index(True)
+            assert table["x"][row].as_py() is None and list(problems) == [row]
+
+
 def test_bool_may_be_number_or_word() -> None:
     schema = pa.schema([("x", pa.bool_())])
     for given in ([1, 0, None], [1.0, 0.0, None], ["true", "False", None], pa.array([1, 0, None])):
