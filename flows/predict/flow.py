@@ -39,7 +39,7 @@ from penstock.training.predict.asked import ask, check_input, list_input, state_
 from penstock.training.predict.output import OWN, Output
 from penstock.training.predict.score import Plan, Scored, plan, score
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
-from penstock.training.registry.load import FetchedModel, fetch_model
+from penstock.training.registry.load import FetchedModel, fetched_model
 from penstock.training.registry.loaded_model import LoadedModel
 from penstock.training.tracking.mlflow_store import mlflow_uri
 
@@ -61,7 +61,7 @@ def predict(request: PredictRequest) -> State[Any]:
         stack.enter_context(hiding_secrets())
         stack.enter_context(stopping_on_signals(stopping))
         storage = Storage(request.output)
-        model = fetch_model(request.model, mlflow_uri(Path(request.state_dir)))
+        model = stack.enter_context(fetched_model(request.model, mlflow_uri(Path(request.state_dir))))
         base_dir = Path(request.base_dir)
         asked = ask(model, request.input, request.format, request.columns, request.options, base_dir)
         if not asked.is_kept or os.path.exists(asked.data.train):

@@ -203,7 +203,7 @@ class FirstRank(Observer):
                 "train/epoch": float(time_.epoch),
             }
             if step == last_step and len(met.waits_s) > 1:
-                values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
+                values |= {f"workers/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
             self._add(Point(time_.t_ms, step, values))
         total = self._job.total_steps
         self._courier.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))

@@ -151,7 +151,7 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     missing = not pa.types.is_floating(kind)
     try:
         made = pa.array(values, from_pandas=missing)
-        by_python = getattr(values, "dtype", object) == object
+        by_python = not isinstance(values, np.ndarray | pd.Series) or values.dtype.kind == "O"
         if by_python and pa.types.is_floating(made.type) and any(isinstance(value, bool) for value in values):
             raise TypeError("a truth value is not a number")  # Arrow makes 1.0 of it behind a float
         return _cast(made, kind)

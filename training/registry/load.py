@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-__all__ = ["FetchedModel", "fetch_model", "load_model", "registered_weights"]
+__all__ = ["FetchedModel", "fetched_model", "load_model", "registered_weights"]
 
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -60,15 +62,19 @@ def load_model(model: str | Path, tracking_uri: str | None = None) -> LoadedMode
         DataError: the folder holds no model.
         UserCodeError, CheckpointError, PreflightError, SpecError: as `LoadedModel`.
     """
-    return LoadedModel(fetch_model(model, tracking_uri).folder)
+    with fetched_model(model, tracking_uri) as found:
+        return LoadedModel(found.folder)
 
 
-def fetch_model(model: str | Path, tracking_uri: str | None = None) -> FetchedModel:
-    """Bring a model's files to this machine. Arguments and errors as those of `load_model`, without those of loading."""
+@contextlib.contextmanager
+def fetched_model(model: str | Path, tracking_uri: str | None = None) -> Iterator[FetchedModel]:
+    """Bring a model's files to this machine for the block. Arguments and errors are those of `load_model` before it loads."""
     folder = Path(model)
     if not str(model).startswith(("models:", "runs:")) and folder.is_dir():
-        return FetchedModel(_model_folder(folder))
-    return _fetched(str(model), tracking_uri or _found_uri())
+        yield FetchedModel(_model_folder(folder))
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-model-") as fetched:
+        yield _fetched(str(model), tracking_uri or _found_uri(), fetched)
 
 
 def registered_weights(model: str, uri: str) -> StartWeights:
@@ -182,7 +188,7 @@ def _version(client: MlflowClient, address: re.Match[str]) -> ModelVersion:
     return client.get_model_version(address["name"], address["version"])
 
 
-def _fetched(model: str, uri: str) -> FetchedModel:
+def _fetched(model: str, uri: str, into: str) -> FetchedModel:
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
@@ -201,7 +207,9 @@ def _fetched(model: str, uri: str) -> FetchedModel:
                     next_step="`penstock status` shows the runs of a project",
                 )
             version = max(found, key=lambda version: int(version.version))
-        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, tracking_uri=uri))
+        # Files of this machine are read where they lie.
+        place = None if str(version.source).startswith("file:") else into
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, dst_path=place, tracking_uri=uri))
     except MlflowException as error:
         raise ServiceError(
             f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",

@@ -257,8 +257,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             return {}
         values = {"train/step_s": seconds[0], "train/data_wait_s": waits[0], "train/rows_per_s": rows / max(seconds[0], 1e-9)}
         if len(waits) > 1:
-            values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(waits)}
-            values |= {f"ranks/{rank}/step_s": step_s for rank, step_s in enumerate(seconds)}
+            values |= {f"workers/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(waits)}
+            values |= {f"workers/{rank}/step_s": step_s for rank, step_s in enumerate(seconds)}
         return values
 
     def _done(self) -> None:

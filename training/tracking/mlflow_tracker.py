@@ -57,9 +57,7 @@ _DIGEST_LETTERS = 12
 """The list of runs shows a dataset's digest, and has room for a few letters; the whole digest is a tag of the run."""
 
 _METRIC_COLUMNS = 6
-
-_ATTRIBUTES = ("Dataset",)
-"""Further ones would push the metrics out of a narrow window."""
+"""In the list of runs. No attributes: beside them a narrow window shows no metric."""
 
 
 @dataclass(frozen=True)
@@ -224,9 +222,10 @@ class MlflowTransport:
                 self._choose_columns()
 
     def _choose_columns(self) -> None:
-        """Let the list of runs show the held-out metrics of this one."""
-        view = _list_view(self._client.get_run(self._run_id).data.metrics)
-        if view is not None and self._client.get_experiment(self._experiment_id).tags.get(VIEW_TAG) != view:
+        """Let the list of runs show the held-out metrics of this one beside those of others."""
+        tags = self._client.get_experiment(self._experiment_id).tags
+        view = _list_view(self._client.get_run(self._run_id).data.metrics, tags.get(VIEW_TAG))
+        if view is not None and tags.get(VIEW_TAG) != view:
             self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
 
 
@@ -264,13 +263,16 @@ def _checkpoint_table(checkpoints: Iterable[Mapping[str, Any]]) -> str:
     return into.getvalue()
 
 
-def _list_view(metrics: Iterable[str]) -> str | None:
-    """The state of the list of runs that shows held-out metrics beside each run: what its tag holds. None without any."""
-    held_out = [name for name in sorted(metrics, key=_place) if name.startswith(("test/", "val/"))]
-    if not held_out:
-        return None
-    columns = [f"metrics.`{name}`" for name in held_out[:_METRIC_COLUMNS]]
-    return json.dumps({"selectedColumns": [*columns, *(f"attributes.`{name}`" for name in _ATTRIBUTES)]})
+def _list_view(metrics: Iterable[str], before: str | None) -> str | None:
+    """Return the state of the list of runs that shows held-out metrics beside each run: the value of its tag. None without any.
+
+    Args:
+        before: the value so far, whose metrics stay: the trials of a sweep measure others.
+    """
+    shown = json.loads(before)["selectedColumns"] if before else []
+    known = {name.removeprefix("metrics.`").removesuffix("`") for name in shown}
+    held_out = [name for name in sorted({*metrics, *known}, key=_place) if name.startswith(("test/", "val/"))]
+    return json.dumps({"selectedColumns": [f"metrics.`{name}`" for name in held_out[:_METRIC_COLUMNS]]}) if held_out else None
 
 
 def _place(name: str) -> tuple[int, bool, str]:

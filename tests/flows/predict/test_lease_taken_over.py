@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ def test_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_of_it
     asked = SimpleNamespace(data=SimpleNamespace(train=str(tmp_path / "in")), is_kept=False, model_digest="d", input_digest="i")
     plan = SimpleNamespace(todo=[])
     monkeypatch.setattr(predict_flow, "StopRequest", make)
-    monkeypatch.setattr(predict_flow, "fetch_model", lambda *_: model)
+    monkeypatch.setattr(predict_flow, "fetched_model", lambda *_: contextlib.nullcontext(model))
     monkeypatch.setattr(predict_flow, "ask", lambda *_: asked)
     monkeypatch.setattr(predict_flow, "list_input", lambda _: SimpleNamespace(describe_left_out=lambda: "", files=[]))
     monkeypatch.setattr(predict_flow, "plan", lambda *_: plan)

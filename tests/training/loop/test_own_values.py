@@ -41,7 +41,7 @@ def test_logged_values_are_equal_on_one_and_two_ranks(tmp_path: Path, capsys: py
         assert found["val/rows"] == {7: ROWS["validation"], STEPS: ROWS["validation"]}
     assert two["train/mean_label"] == pytest.approx(one["train/mean_label"], rel=1e-6)
     assert 0 < len(one["mine/sometimes"]) < STEPS and set(one["mine/sometimes"].values()) == {1.0}
-    assert {"ranks/0/data_wait_s", "ranks/1/data_wait_s"} <= two.keys() - one.keys()
+    assert {"workers/0/data_wait_s", "workers/1/data_wait_s"} <= two.keys() - one.keys()
     assert "label of the first row" in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.training.checkpoint.state_files import weights_digest
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.model import ModelSpec
 from penstock.training.registry import register
+from penstock.training.registry.load import fetched_model, load_model
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.registry import WEIGHTS_TAG, Registered, TrainedVersion
@@ -297,6 +299,23 @@ def test_register_killed_anywhere_gives_one_version(
     models = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
     assert [str(model.status) for model in models] == ["READY"]
     assert len(client.get_run(tracker.run_id).outputs.model_outputs) == 1
+
+
+def test_downloaded_model_leaves_no_files(
+    uri: str, arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = run_register(uri, arguments)
+    client = MlflowClient(uri, registry_uri=uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    # A source that is not a file is downloaded, as from a server.
+    other = client.create_model_version(registered.name, f"models:/{registered.model_id}", registered.run_id)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with fetched_model(f"models:/{registered.name}/{other.version}", uri) as found:
+        assert found.folder.is_relative_to(tmp_path / "temporary")
+    model = load_model(f"models:/{registered.name}/{other.version}", uri)
+    assert len(model.predict(arguments["example"])) == arguments["example"].num_rows
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 def test_registry_notices_deleted_version(uri: str, arguments: dict[str, Any]) -> None:

@@ -259,8 +259,13 @@ def test_the_list_of_runs_has_a_view_with_the_held_out_metrics(uri: str) -> None
     tracker.log_metrics({"train/loss": 1.0, "val/loss": 1.0, "val/f1": 0.5, "test/f1": 0.5, "system/load": 1.0}, step=3)
     assert tracker.close("FINISHED") == 0
     view = MlflowClient(uri).get_experiment(tracker.experiment_id).tags["mlflow.sharedViewState.penstock"]
-    metrics = [name for name in json.loads(view)["selectedColumns"] if name.startswith("metrics.")]
-    assert metrics == ["metrics.`test/f1`", "metrics.`val/f1`", "metrics.`val/loss`"]
+    assert json.loads(view)["selectedColumns"] == ["metrics.`test/f1`", "metrics.`val/f1`", "metrics.`val/loss`"]
+    trial = MlflowTracker.open(uri, "demo", "run-2")
+    trial.log_metrics({"val/auroc": 0.5}, step=3)
+    assert trial.close("FINISHED") == 0
+    view = MlflowClient(uri).get_experiment(tracker.experiment_id).tags["mlflow.sharedViewState.penstock"]
+    columns = [f"metrics.`{name}`" for name in ("test/f1", "val/auroc", "val/f1", "val/loss")]
+    assert json.loads(view)["selectedColumns"] == columns, "a sweep's metric is one column more"
 
 
 def test_artifacts_lie_beside_the_database(uri: str) -> None:

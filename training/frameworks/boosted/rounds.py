@@ -99,7 +99,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
         train, rows, lost, others, stop, save, *of_ranks = group.sum([*sums, *map(float, wishes), *everyones])
         if group.world_size > 1:
             for rank, (step_s, cpu_s) in enumerate(zip(of_ranks[::2], of_ranks[1::2], strict=True)):
-                logged |= {f"ranks/{rank}/step_s": step_s, f"ranks/{rank}/cpu_s": cpu_s}
+                logged |= {f"workers/{rank}/step_s": step_s, f"workers/{rank}/cpu_s": cpu_s}
         values = {"train/loss": train / rows}
         if not math.isfinite(train):
             raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}")

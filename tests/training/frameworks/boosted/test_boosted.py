@@ -117,7 +117,7 @@ def test_resumed_boosting_ends_with_same_trees_and_predictions(tmp_path: Path, n
         assert torch.equal(*answers) and answers[0].shape == (batch.rows, 10)
         assert torch.allclose(answers[0].sum(dim=1), torch.ones(batch.rows))
     for point in read_journal(whole.run_storage, 12):
-        times = [(point.values[f"ranks/{rank}/cpu_s"], point.values[f"ranks/{rank}/step_s"]) for rank in (0, 1)]
+        times = [(point.values[f"workers/{rank}/cpu_s"], point.values[f"workers/{rank}/step_s"]) for rank in (0, 1)]
         assert all(cpu_s > 0 and step_s > 0 for cpu_s, step_s in times)
     # Both ranks' rows are in the trees, and they are good for more than one rank's: chance is right in a tenth.
     found = evaluate(pairs[-1][0], models[0], splits=["validation", "test"])

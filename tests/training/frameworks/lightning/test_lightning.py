@@ -52,7 +52,7 @@ def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path) -> No
     assert points[4]["train/rows"] == 4 * 32 and points[33]["train/rows"] == ROWS["train"] - 10 * 32
     assert points[33]["val/rows"] == ROWS["validation"]
     for rank in (0, 1):
-        assert 0 < points[33][f"ranks/{rank}/data_wait_s"] < points[33][f"ranks/{rank}/step_s"]
+        assert 0 < points[33][f"workers/{rank}/data_wait_s"] < points[33][f"workers/{rank}/step_s"]
     spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
     found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
     assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"
