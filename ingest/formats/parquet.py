@@ -51,13 +51,15 @@ class ParquetReader(Reader):
         yield from self._rows(file, schema, batch_rows, 0)
 
     def pieces(self, file: SourceFile, piece_bytes: int) -> list[tuple[int, int]]:
-        """Row groups together, up to `piece_bytes` of them as they lie in the file."""
+        """Row groups together, up to about `piece_bytes` of them as they lie in the file."""
         found: list[tuple[int, int]] = []
         held, first_row, end = 0, 0, 0
         with _open_parquet(file) as parquet:
-            for number in range(parquet.num_row_groups):
-                group = parquet.metadata.row_group(number)
-                size = sum(group.column(index).total_compressed_size for index in range(group.num_columns))
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+            # Sizes of columns would be exact, but asking for those of an encrypted column ends the process.
+            packed = file.size_bytes / max(1, sum(group.total_byte_size for group in groups))
+            for group in groups:
+                size = round(group.total_byte_size * packed)
                 if held and held + size > piece_bytes:
                     found.append((first_row, end))
                     held, first_row = 0, end
@@ -124,6 +126,8 @@ def _unreadable_groups(file: SourceFile, groups: Sequence[_RowGroup], error: OSE
     first, last = groups[0], groups[-1]
     numbers = f"row group {first.number}" if first is last else f"row groups {first.number} to {last.number}"
     where = f"{file.uri}: {numbers} (rows {first.start} to {last.start + last.rows - 1})"
+    if "decrypt" in str(error):
+        return _encrypted(file)
     if "Expected all lists to be of size" in str(error):
         return DataError(
             f"{where}: a column of fixed-size lists has a null row, which pyarrow cannot read from Parquet ({error})",
@@ -138,4 +142,12 @@ def _unreadable_groups(file: SourceFile, groups: Sequence[_RowGroup], error: OSE
 def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
     with reading(file, "Parquet"), open_input(file.uri) as source:
         # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
-        yield pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+        try:
+            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+        except OSError as error:
+            raise _encrypted(file) if "encrypted" in str(error) else error from None
+        yield parquet
+
+
+def _encrypted(file: SourceFile) -> DataError:
+    return DataError(f"{file.uri}: is encrypted Parquet, whose keys are not read here", next_step="write it without encryption")

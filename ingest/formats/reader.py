@@ -41,7 +41,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "a gzip file"),
     (b"BZh", "a bzip2 file"),
     (b"\x28\xb5\x2f\xfd", "a Zstandard file"),
-    (b"PK\x03\x04", "a zip file (or an Excel workbook)"),
+    (b"PK\x03\x04", "a zip file (or an Excel workbook, or an .npz of numpy)"),
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"%PDF", "a PDF document"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import DataError
+from penstock.errors import DataError, PreflightError
 from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
@@ -66,7 +66,20 @@ class AvroReader(Reader):
 def _opened(file: SourceFile, reader: str) -> Iterator[Any]:
     fastavro = library("fastavro", "avro", "avro")
     with reading(file, "Avro"), open_input(file.uri) as source:
-        yield getattr(fastavro, reader)(source)
+        try:
+            yield getattr(fastavro, reader)(source)
+        except ValueError as error:
+            if "codec is supported but" not in str(error):
+                raise
+            raise PreflightError(
+                f"{file.uri}: {error}",
+                next_step="pip install cramjam (snappy), backports.zstd or lz4, on every node of a cluster too",
+            ) from error
+        except OverflowError as error:
+            raise DataError(
+                f"{file.uri}: holds a time before the year 1 or after 9999, which fastavro does not read ({error})",
+                next_step="correct it there, or leave the column out when you write the file",
+            ) from error
 
 
 def _types(file: SourceFile, found: Any) -> dict[str, pa.DataType]:

@@ -12,6 +12,7 @@ from pydantic import NonNegativeInt
 
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes
 from penstock.ingest.formats.format import Format
@@ -27,7 +28,6 @@ _KINDS: tuple[tuple[type, pa.DataType], ...] = (
     (int, pa.int64()),
     (str, pa.string()),
     (datetime.datetime, pa.timestamp("us")),
-    (datetime.date, pa.timestamp("us")),
     (datetime.time, pa.time64("us")),
     (datetime.timedelta, pa.duration("us")),
 )
@@ -61,6 +61,7 @@ class ExcelReader(Reader):
     def __init__(self, options: ExcelOptions, data: DataSpec) -> None:
         self._options = options
         self._as_text = {name for name, kind in data.types.items() if kind in ("string", "large_string")}
+        self._as_floats = {name for name, kind in data.types.items() if parse_type(kind) in (pa.float32(), pa.float64())}
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the sheet."""
@@ -79,7 +80,7 @@ class ExcelReader(Reader):
         lines = self._lines(file)[self._options.skip_rows :]
         if not lines:
             raise DataError(f"{file.uri}: the sheet has no line that names the columns", next_step="correct data.excel")
-        names = [str(cell).strip() for cell in lines[0]]
+        names = [_text(cell).strip() for cell in lines[0]]
         if unnamed := [str(index + 1) for index, name in enumerate(names) if not name]:
             raise DataError(
                 f"{file.uri}: the first line names no column {', '.join(unnamed)}",
@@ -104,7 +105,7 @@ class ExcelReader(Reader):
             return sheet.to_python(skip_empty_area=True)  # type: ignore[no-any-return]
 
     def _column(self, file: SourceFile, name: str, cells: list[Any]) -> pa.Array:
-        values = [None if cell == "" else cell for cell in cells]
+        values = [_value(cell) for cell in cells]
         found: dict[pa.DataType, int] = {}
         for row, value in enumerate(values):
             if value is not None:
@@ -119,9 +120,26 @@ class ExcelReader(Reader):
                 next_step=f"give its cells one kind, or set data.types: {{{in_yaml(name)}: string}}",
             )
         if found and found.keys() <= {pa.int64(), pa.float64()}:
-            whole = all(value is None or (float(value).is_integer() and abs(value) <= 2**53) for value in values)
-            return pa.array([value if value is None else int(value) if whole else float(value) for value in values])
+            return self._numbers(file, name, values)
         return pa.array(values, next(iter(found), pa.null()))
+
+    def _numbers(self, file: SourceFile, name: str, values: list[Any]) -> pa.Array:
+        if not all(value is None or float(value).is_integer() for value in values) or name in self._as_floats:
+            return pa.array([value if value is None else float(value) for value in values], pa.float64())
+        long = next((row for row, value in enumerate(values) if value is not None and abs(value) >= 2**53), None)
+        if long is not None:
+            raise DataError(
+                f"{file.uri}: column {name!r} holds {values[long]:.0f} in row {long} (from 0): a workbook keeps 15 digits",
+                next_step=f"write such numbers as text; or if they are measures, set data.types: {{{in_yaml(name)}: float64}}",
+            )
+        return pa.array([value if value is None else int(value) for value in values], pa.int64())
+
+
+def _value(cell: Any) -> Any:
+    """Return None for an empty cell, and midnight for a day: a column of times may hold both."""
+    if isinstance(cell, datetime.date) and not isinstance(cell, datetime.datetime):
+        return datetime.datetime.combine(cell, datetime.time())
+    return None if cell == "" else cell
 
 
 def _text(value: Any) -> str:

@@ -127,7 +127,7 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
         ("x,caf\xe9\n1,2\n".encode("latin1"), "the column name 'caf\ufffd' in its first line is not UTF-8"),
         ("a,b\n1,2\n3," + "x" * 9_000_000 + "\n", "a row is longer than 4 MiB"),
         (pa.table({"a": [1]}), "this is a Parquet file, not CSV"),
-        (b"PK\x03\x04" + b"\0" * 100, "this is a zip file (or an Excel workbook), not CSV"),
+        (b"PK\x03\x04" + b"\0" * 100, "this is a zip file (or an Excel workbook, or an .npz of numpy), not CSV"),
         (b"<!DOCTYPE html>\n<html></html>", "this is an HTML page"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from datetime import datetime
@@ -12,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 import yaml
 
 from penstock.errors import DataError
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.formats.registry import reader_of
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
@@ -201,3 +204,28 @@ def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
     text = refusal(tmp_path, "arrow", {"bad.arrow": content[:-200], "other.arrow": parquet_bytes(10)})
     assert f"{tmp_path / 'bad.arrow'}: damaged, cut off" in text
     assert f"{tmp_path / 'other.arrow'}: this is a Parquet file, not Arrow" in text
+
+
+class _Keys(encryption.KmsClient):  # type: ignore[misc]
+    """Wraps nothing."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_encrypted_parquet_is_named(tmp_path: Path, plaintext_footer: bool) -> None:
+    factory = encryption.CryptoFactory(_Keys)
+    wanted = encryption.EncryptionConfiguration(footer_key="k", column_keys={"k": ["a"]}, plaintext_footer=plaintext_footer)
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), wanted)
+    table = pa.table({"a": range(10), "b": range(10)})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+        writer.write_table(table)
+    assert "a.parquet: is encrypted Parquet" in refusal(tmp_path, "parquet", {})
+    if plaintext_footer:
+        data, snapshot = read_snapshot(tmp_path, "parquet")
+        assert len(reader_of(data).pieces(snapshot.files[0], 1)) == 2, "and no column is asked for, which would end the process"

@@ -10,6 +10,7 @@ import struct
 import tarfile
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 from pyarrow import orc
 
-from penstock.errors import DataError
+from penstock.errors import DataError, PreflightError
 from penstock.ingest.preprocess.chain import split_rows
 from tests.ingest.preparing import Source
 from tests.ingest.reading import read_rows, read_snapshot, write_files
@@ -312,6 +313,24 @@ def test_avros_types_become_arrows_and_a_union_of_two_is_refused(tmp_path: Path)
         read_rows(tmp_path, "avro")
 
 
+def test_avro_of_a_codec_or_time_that_is_not_read_is_named(tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    schema = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, [{"n": 1}], codec="null")
+    write_files(tmp_path, {"a.avro": sink.getvalue().replace(b"\x08null", b"\x0csnappy")})
+    if find_spec("cramjam") is None:
+        with pytest.raises(PreflightError, match=r"a\.avro: snappy codec is supported") as refused:
+            read_rows(tmp_path, "avro")
+        assert "penstock[avro]" in refused.value.next_step
+    schema["fields"] = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}}]
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, [{"at": 10**18}])
+    write_files(tmp_path, {"a.avro": sink.getvalue()})
+    with pytest.raises(DataError, match=r"a\.avro: holds a time before the year 1 or after 9999"):
+        read_rows(tmp_path, "avro")
+
+
 def test_cells_of_a_sheet_have_one_kind_a_column(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
     openpyxl = pytest.importorskip("openpyxl")
@@ -334,6 +353,34 @@ def test_cells_of_a_sheet_have_one_kind_a_column(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match="there is no sheet 'row'; it has Sheet, rows"):
         read_rows(tmp_path, "excel", excel={"sheet": "row"})
+
+
+def sheet_of(folder: Path, *lines: list[Any]) -> None:
+    pytest.importorskip("python_calamine")
+    book = pytest.importorskip("openpyxl").Workbook()
+    for line in lines:
+        book.active.append(line)
+    book.save(folder / "a.xlsx")
+
+
+def test_days_of_a_sheet_are_midnights(tmp_path: Path) -> None:
+    noon = datetime.datetime(2024, 2, 1, 12)
+    sheet_of(tmp_path, ["day", "at", 2019], [datetime.date(2024, 1, 31), datetime.date(2024, 1, 31), 1], [None, noon, 2])
+    midnight = datetime.datetime(2024, 1, 31)
+    assert read_rows(tmp_path, "excel").to_pydict() == {"day": [midnight, None], "at": [midnight, noon], "2019": [1, 2]}
+    assert read_rows(tmp_path, "excel", columns=["day"], types={"day": "date32"})["day"].to_pylist() == [midnight.date(), None]
+    with pytest.raises(DataError, match=r"row 1 \(from 0\): column 'at' holds .*12, 0.*, which does not read as date32"):
+        read_rows(tmp_path, "excel", types={"at": "date32"})
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 12345678901234567])
+def test_integers_that_a_sheet_rounds_are_refused(tmp_path: Path, number: int) -> None:
+    sheet_of(tmp_path, ["id"], [1], [number])
+    with pytest.raises(DataError, match=r"column 'id' holds \d+ in row 1 \(from 0\): a workbook keeps 15 digits"):
+        read_rows(tmp_path, "excel")
+    assert read_rows(tmp_path, "excel", types={"id": "float64"})["id"].to_pylist() == [1.0, pytest.approx(number)]
+    sheet_of(tmp_path, ["x"], [0.5], [1e17])
+    assert read_rows(tmp_path, "excel")["x"].to_pylist() == [0.5, 1e17]
 
 
 def test_sounds_are_rows_of_their_samples(tmp_path: Path) -> None:
