@@ -176,12 +176,12 @@ def _utc_before(seconds: float) -> str:
 def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
     if not prefect_answers():
         return  # reported once, at the end of the attempt
-    rows = [{"": label, "value": value} for label, value in outcome.facts]
+    rows = [{"name": label, "value": value} for label, value in outcome.facts]
     rows += [
-        {"": "outcome", "value": outcome.outcome},
-        {"": "because", "value": "; ".join(outcome.because)},
-        {"": "seconds", "value": f"{outcome.seconds:.2f}"},
-        {"": "key", "value": outcome.key},
+        {"name": "outcome", "value": outcome.outcome},
+        {"name": "because", "value": "; ".join(outcome.because)},
+        {"name": "seconds", "value": f"{outcome.seconds:.2f}"},
+        {"name": "key", "value": outcome.key},
     ]
     try:
         create_table_artifact(

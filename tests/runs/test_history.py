@@ -164,7 +164,7 @@ def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
     assert f"a new run: the last run is done, and since then files: added train/{ADDED}" in said
     asked = {"artifacts": {"flow_run_id": {"any_": [flow_run["id"]]}, "key": {"any_": ["nightly-read"]}}}
     (table,) = httpx.post(f"{prefect_url}/artifacts/filter", json=asked).json()
-    cells = {row[""]: row["value"] for row in json.loads(table["data"])}
+    cells = {row["name"]: row["value"] for row in json.loads(table["data"])}
     assert (cells["because"], cells["files"]) == (f"files: added train/{ADDED}", "3")
     assert f"Changed since the attempt before:\n\n- data: added train/{ADDED}" in table["description"]
 

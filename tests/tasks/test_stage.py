@@ -105,7 +105,7 @@ def test_prefect_artifact_shows_promotion_reason(shared_prefect: str) -> None:
         attempt()
     key = f"{pipeline.replace('_', '-')}-register"
     shown = httpx.get(f"{shared_prefect}/artifacts/{key}/latest").json()
-    rows = {row[""]: row["value"] for row in json.loads(shown["data"])}
+    rows = {row["name"]: row["value"] for row in json.loads(shown["data"])}
     assert (rows["promotion"], rows["alias"], rows["model"], rows["outcome"]) == (reason, "live", "models:/m/2", "ran")
     assert "of run [r](http://mlflow/r)" in shown["description"]
 
