@@ -21,6 +21,7 @@ from penstock.flows.run.decisions import (
     refusal,
     refuse_same_training,
 )
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -98,7 +99,10 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         if isinstance(decision, Refuse):
             raise refusal(decision, run_command(loaded.file, loaded.overrides, "--fresh"))
         if will_run:
-            Preflight(loaded).ahead(writes=False)
+            preflight = Preflight(loaded)
+            preflight.ahead(writes=False)
+            if "train" in will_run and ray_address() is None and stages[STAGES.index("train")]["action"] != "depends":
+                _ = preflight.machine
         else:
             check_storage(project.storage, writes=False)
     except PenstockError as error:

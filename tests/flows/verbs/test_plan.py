@@ -78,6 +78,8 @@ def test_plan_of_refused_run_fails_with_its_stages(tmp_path: Path, monkeypatch: 
     with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as forbidden:
         plan_pipeline(load_spec(file, ["train.batch_rows=32"]))
     assert forbidden.value.problems == ("train.batch_rows: 64 -> 32",)
+    with pytest.raises(PreflightError, match="128 CPUs; this machine has"):  # as `run`, also of a run that has begun
+        plan_pipeline(load_spec(file, ["train.cpus_per_worker=64", "train.workers=2"]))
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
     told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.batch_rows=32"])
     assert told.exit_code == 6 and told.stdout.startswith(f"refuse: {begun.run}\n")
