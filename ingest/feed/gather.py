@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import PreflightError
 from penstock.ingest.columns.arrays import Block
-from penstock.ingest.feed.lists import Packed
+from penstock.ingest.feed.lists import ImageDecoder, Packed, Places, bytes_at, places_of, take_lists
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
-from penstock.ingest.feed.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
 from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
 

@@ -28,7 +28,6 @@ from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
-from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from penstock.ingest.read.inspection import Piece, pieces_of
@@ -163,24 +162,9 @@ class _TrainRows:
             found.append([replace(unit, piece=piece) for piece in pieces] or [unit])
         return found
 
-    def without_decoding(self, columns: set[str]) -> _TrainRows:
-        """Leave out the decoding of images that neither `columns` nor a later transform reads; decoding costs most.
-
-        Rows with a broken image are then learnt from, even if `data.invalid` leaves them out of the dataset.
-        """
-        kept: list[FittedTransform] = []
-        for number, fitted in enumerate(self.fitted):
-            if _makes_plain_pixels(fitted.step):
-                image = fitted.step.transform.options.column
-                if image not in columns and not any(_reads(later, image) for later in self.fitted[number + 1 :]):
-                    continue
-            kept.append(fitted)
-        return replace(self, fitted=tuple(kept))
-
     def finds_rows(self, entry: TransformSpec) -> bool:
         """Return whether a transform may leave out rows, so that later transforms must not learn from them."""
-        transform = entry.transform
-        return self.data.invalid != "error" and not (_makes_plain_pixels(entry) or transform.drops or transform.renames)
+        return self.data.invalid != "error" and not (entry.transform.drops or entry.transform.renames)
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """Read only these columns, if nothing else needs the others."""
@@ -221,19 +205,6 @@ def _changed(entry: TransformSpec, schema: pa.Schema, label: str | None) -> set[
     return {name for name in schema.names if name != label}.union(set(after).difference(schema.names))
 
 
-def _makes_plain_pixels(entry: TransformSpec) -> bool:
-    return isinstance(entry.transform, DecodeImage) and not entry.transform.makes_lists
-
-
-def _reads(fitted: FittedTransform, image: str) -> bool:
-    """Return whether a transform may read the pixels of column `image`."""
-    transform, touched = fitted.step.transform, _touched(fitted)
-    if touched is not None:
-        return image in touched and not transform.drops
-    pixels = pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3))
-    return fitted.step.origin is not None or not transform.takes_all or transform.matches(pixels)
-
-
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
     """Fit the leading transforms of `transforms` that do not depend on each other: each learns about other columns."""
     schema = source.schema()
@@ -257,7 +228,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
         taken |= set(columns)
         group.append((entry, columns))
     wanted = {column for _, columns in group for column in columns}
-    source = source.without_decoding(wanted).narrowed(wanted)
+    source = source.narrowed(wanted)
     asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
     where = parallel if opens_files(source.data, source.snapshot) else local_map

@@ -33,6 +33,7 @@ class DecodeImageOptions(Section):
     """An encoded image (bytes, or a struct with `bytes`) becomes uint8 [height, width, channels], upright by its EXIF tag.
 
     Of files with several pictures (an animated GIF) it is the first. A label that is an image is a mask without this transform.
+    Write transforms that learn before it: they learn from rows that all transforms before them have prepared.
     """
 
     column: str = "image"

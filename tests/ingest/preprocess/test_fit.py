@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
@@ -25,7 +23,6 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess, TransformSpec
-from penstock.ingest.preprocess.transforms import decode_image
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from tests import ROOT
 from tests.ingest.preparing import Source
@@ -433,33 +430,7 @@ def same(batch):
 """
 
 
-@pytest.mark.parametrize("invalid", ["error", "drop", "quarantine"])
-@pytest.mark.parametrize(
-    ("steps", "decodes"),
-    [
-        ([DECODE, LEARN], 0),
-        ([DECODE, {"cast": {"x": "float32"}}, {"rename": {"x": "y"}}, {"standard_scaler": {"columns": ["y"]}}, LEARN], 0),
-        ([DECODE, {"clean_text": {"columns": "*"}}, {"null_mask": {"columns": ["x"]}}, {"drop": ["image"]}, LEARN], 0),
-        ([DECODE, {"concatenator": {"columns": "*"}}, LEARN], 0),
-        ([DECODE, {"map_batches": "code.py:same"}, LEARN], 100),
-        ([{"map_batches": "code.py:same"}, DECODE, LEARN], 0),
-    ],
-)
-def test_fit_does_not_decode_unneeded_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], decodes: int, invalid: str
-) -> None:
-    held = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(held, "PNG")
-    (tmp_path / "code.py").write_text(CODE)
-    columns = {"image": [held.getvalue()] * 100, "x": [float(row) for row in range(100)], "words": ["A"] * 100}
-    columns["label"] = ["a", "b"] * 50
-    source, decoded = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, steps, label="label", invalid=invalid), []
-    real = decode_image.decode_image
-
-    def counted(*arguments: Any) -> Any:
-        decoded.append(1)
-        return real(*arguments)
-
-    monkeypatch.setattr(decode_image, "decode_image", counted)
+def test_fit_before_decode_image_decodes_nothing(tmp_path: Path) -> None:
+    columns = {"image": [b"not an image"] * 10, "label": ["a", "b"] * 5}
+    source = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, [LEARN, DECODE], label="label", invalid="drop")
     assert source.fit().classes == ("a", "b")
-    assert len(decoded) == 16 + decodes, "16 of them are to see what the rows become"
