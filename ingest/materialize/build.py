@@ -118,7 +118,8 @@ def _build_units(
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
-    for made in parallel(_build, _tasks(_ordered(key, todo))):
+    # Large units first: one that is started last would leave the other workers idle.
+    for made in parallel(_build, _tasks(sorted(todo, key=lambda job: -job.rows.bit_length()))):
         results |= made
         set_aside += sum(map(_set_aside, made.values()))
         if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
@@ -217,16 +218,6 @@ def _tasks(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
     """Put neighbouring jobs into one task if there are many for each CPU."""
     count = max(1, min(_UNITS_PER_TASK, len(jobs) // (_TASKS_PER_CPU * cluster_cpus())))
     return [jobs[begin : begin + count] for begin in range(0, len(jobs), count)]
-
-
-def _ordered(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:
-    """Rotate the jobs by the dataset's key, and move those of many rows (by powers of two) to the front.
-
-    Two datasets that share units and are made at the same time begin with different units, and each uses the units that the
-    other has committed. A large unit started last would leave the other workers idle.
-    """
-    begin = int(digest_of(key)[:8], 16) % max(1, len(jobs))
-    return sorted([*jobs[begin:], *jobs[:begin]], key=lambda job: -job.rows.bit_length())
 
 
 def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:

@@ -5,7 +5,6 @@ Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -40,22 +39,8 @@ class CleanTextOptions(Section):
     """Unicode form, so that a letter has one spelling; `NFKC` replaces full-width letters and ligatures, too."""
     lower: bool = False
     """Whether letters become lower case."""
-    remove: str | None = None
-    """A regular expression (RE2) whose matches become a blank, such as `https?://[^ ]+` or `[^a-z ]`."""
     whitespace: bool = True
     """Whether every run of blanks, tabs and line ends becomes one blank, and those at the ends are removed."""
-    empty_is_null: bool = False
-    """Whether text that is empty afterwards becomes null, which an imputer may fill."""
-
-    @field_validator("remove")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-            pc.replace_substring_regex(pa.array([""]), pattern or " ", " ")
-        except (re.error, pa.ArrowInvalid) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-        return pattern
 
 
 class CleanText(Transform[CleanTextOptions]):
@@ -71,12 +56,7 @@ class CleanText(Transform[CleanTextOptions]):
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         for name in self.columns(rows.table.schema, data.label):
-            try:
-                rows.put(name, self._cleaned(rows.column(name)))
-            except pa.ArrowInvalid as error:
-                raise DataError(
-                    f"preprocess: {self.name}: column {name!r}: {error}", next_step="correct its options"
-                ) from error
+            rows.put(name, self._cleaned(rows.column(name)))
 
     def _cleaned(self, text: pa.Array) -> pa.Array:
         of = self.options
@@ -84,12 +64,8 @@ class CleanText(Transform[CleanTextOptions]):
             text = _normalized(text, of.normalize)
         if of.lower:
             text = pc.utf8_lower(text)
-        if of.remove is not None:
-            text = pc.replace_substring_regex(text, of.remove, " ")
         if of.whitespace:
             text = pc.utf8_trim_whitespace(pc.replace_substring_regex(text, r"[\s\p{Z}]+", " "))
-        if of.empty_is_null:
-            text = pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text)
         return text
 
 

@@ -86,7 +86,6 @@ def test_hashing_fills_buckets_evenly() -> None:
         ({}, "  a\t b\u00a0\n c ", "a b c"),
         ({}, "e\u0301", "\u00e9"),
         ({"normalize": "NFKC", "lower": True}, "\uff21B\ufb01", "abfi"),
-        ({"remove": "https?://[^ ]+"}, "see https://x.org/a now", "see now"),
         ({"whitespace": False, "normalize": None}, " a  b ", " a  b "),
     ],
 )
@@ -96,16 +95,6 @@ def test_clean_text_gives_one_spelling(options: dict[str, Any], text: str, clean
     first, second = transform_table(table, steps).column("c").to_pylist()
     expected = transform_table(pa.table({"c": [clean]}), steps[1:]).column("c").to_pylist()[0]
     assert first == second == expected
-
-
-def test_clean_text_empty_may_be_null() -> None:
-    steps = [{"clean_text": {"columns": ["c"], "remove": "[?]", "empty_is_null": True}}]
-    fill = {"imputer": {"columns": ["c"], "strategy": "constant", "fill_value": "none"}}
-    hashed = {"hashing": {"columns": ["c"], "buckets": 1 << 20}}
-    made = transform_table(pa.table({"c": ["?", "none", None]}), [*steps, fill, hashed]).column("c").to_pylist()
-    assert made[0] == made[1] == made[2]
-    with pytest.raises(ValidationError, match="is not a regular expression"):
-        TransformSpec.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
 
 
 def test_recipe_page_tokenizer_makes_token_lists(tmp_path: Path) -> None:
