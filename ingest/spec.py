@@ -201,7 +201,7 @@ class DataSpec(Section):
     """Arrow type of a column (`string`, `int64`, `float64`, ...), if inference differs between files."""
     missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda value: value or "null")] = "error"
     """A column that one file lacks and others have: `error` names both files; `null` reads nulls there with a warning, and
-    `imputer` or `null_mask` may fill them. In JSON a missing key is always null."""
+    `imputer` may fill them. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
     """A row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be decoded: `error`
     stops the run; `drop` leaves the row out and counts it. `quarantine` lists it in a Parquet table in the storage, with file,

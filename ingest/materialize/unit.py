@@ -92,8 +92,6 @@ class UnitRecord(Section):
     profile: Profile
     seconds: float
     """Wall time of making it."""
-    built_at: float
-    """Time of the commit, in seconds since 1970."""
 
     def hashed_rows(self) -> dict[Split, int]:
         """Return the rows of each split with stored hashes."""
@@ -322,7 +320,6 @@ class _UnitMaker:
             hashed=self._job.preparation.data.may_share_rows,
             profile=self.profiler.profile(),
             seconds=round(time.monotonic() - started, 3),
-            built_at=round(time.time(), 3),
         )
 
     def _write(self, split: Split, tables: list[pa.Table]) -> None:
@@ -360,7 +357,7 @@ class _UnitMaker:
             raise DataError(
                 f"{differing[0]} at {self._schema[1]}, and {differing[1]} at {place}; a column has one shape in all rows",
                 next_step="make the map_batches function return the same columns, dtypes and shapes for every batch (astype), "
-                "or fill nulls before it (imputer, null_mask): numbers with nulls come as float64",
+                "or fill nulls before it (imputer): numbers with nulls come as float64",
             )
 
     def _count_classes(self, split: Split, rows: Rows) -> None:

@@ -94,8 +94,7 @@ class RowProblem(Section):
 
 _ADVICE: dict[Reason, str] = {
     "null": "fill it (numbers by imputer: {columns: [COLUMN]}, text by imputer: {columns: [COLUMN], strategy: most_frequent}, "
-    "lists and images at their source), keep numbers with a mask of missing ones (null_mask: {columns: [COLUMN]}), or leave "
-    "the column out (drop: [COLUMN])",
+    "lists and images at their source), or leave the column out (drop: [COLUMN])",
     "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and values in lists at their source, or leave "
     "the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",

@@ -97,6 +97,9 @@ def test_types_are_read_or_refused_as_documented(tmp_path: Path, kind: str, beco
         assert pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
+FILL = {"imputer": {"columns": "*", "strategy": "constant", "fill_value": 0}}
+
+
 @pytest.mark.parametrize("cells", [("1,5", "0,25", "7"), ("9223372036854775809", "1")])
 def test_numbers_written_as_text_are_refused_with_what_reads_them(tmp_path: Path, cells: tuple[str, ...]) -> None:
     write_files(tmp_path, {"a.csv": "x;y\n" + "".join(f"{cell};1\n" for cell in cells)})
@@ -196,15 +199,13 @@ def test_a_column_that_a_file_lacks_is_refused_or_null_there(tmp_path: Path, for
     only = read_rows(tmp_path, format, missing_columns="null", columns=["y"])
     assert only.to_pydict() == {"y": everything["y"]}
     data = {"format": format, "train": ".", "missing_columns": None}  # what YAML reads of `missing_columns: null`
-    source = Source.of(tmp_path, {}, [{"null_mask": {"columns": ["x", "y"]}}], **data)
+    source = Source.of(tmp_path, {}, [FILL], **data)
     assert source.materialize().rows["train"] == 5
 
 
 def test_structs_become_columns_and_their_nulls_stay() -> None:
     structs = pa.array([{"a": 1, "b": {"c": 0.5}}, None, {"a": None, "b": None}])
-    made = transform_table(
-        pa.table({"s": structs, "x": [1, 2, 3]}), [{"flatten": {"columns": "*"}}, {"null_mask": {"columns": ["s.a", "s.b.c"]}}]
-    )
+    made = transform_table(pa.table({"s": structs, "x": [1, 2, 3]}), [{"flatten": {"columns": "*"}}, FILL])
     assert made.select(["s.a", "s.b.c", "x"]).to_pydict() == {"s.a": [1, 0, 0], "s.b.c": [0.5, 0.0, 0.0], "x": [1, 2, 3]}
     with pytest.raises(DataError, match=r"flatten gives two columns the name 's\.a'"):
         transform_table(pa.table({"s": structs, "s.a": [1, 2, 3]}), [{"flatten": {"columns": ["s"]}}])

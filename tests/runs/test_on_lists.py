@@ -29,7 +29,7 @@ preprocess:
   - ragged: {columns: [tokens], pad_value: 9}
   - ragged: {columns: [marks], batch: packed}
   - decode_image: {column: picture, keep: encoded}
-  - null_mask: {columns: [age]}
+  - imputer: {columns: [age], strategy: constant, fill_value: -1}
 shuffle: {seed: 5, by_length: {column: tokens, pool_batches: 4, batch_entries: 400}}
 train:
   recipe: model.py:Reader
@@ -77,7 +77,7 @@ class Network(nn.Module):
         words = self.embed(batch["tokens"].long()) / batch["tokens_length"][:, None].clamp(min=1)
         marks = self.mark(batch["marks"].long(), batch["marks_offsets"][:-1])
         colour = batch["picture"].float().mean((1, 2)) / 255
-        ages = torch.stack([batch["age"].float(), batch["age_is_null"].float()], 1)
+        ages = torch.stack([batch["age"].float(), (batch["age"] < 0).float()], 1)
         return self.head(torch.cat([words, marks, colour, ages], 1))
 """
 

@@ -70,7 +70,7 @@ class OrdinalOptions(EncoderOptions):
 
     unknown: Unknown = "error"
     """What becomes of a category that the train split does not have. `error` rejects the row. `ignore` writes a null, which an
-    imputer or null_mask may fill, and `code` writes the index after the last; both count it. A null is not a category."""
+    imputer may fill, and `code` writes the index after the last; both count it. A null is not a category."""
 
 
 class LabelEncoderOptions(Section):

@@ -128,7 +128,7 @@ def _refuse_rounded(target: str, rows: Rows, name: str, given: pa.Array) -> None
         raise DataError(
             f"map_batches {target} changed column {name!r}, which it gets as floats because there are nulls in it; "
             f"{rows.origin.place(row)} holds {given[row]}, and floats may round integers beyond 2**53",
-            next_step=f"fill the nulls before it (imputer, null_mask), or return {name} as it came and what is made of it "
+            next_step=f"fill the nulls before it (imputer), or return {name} as it came and what is made of it "
             "under another name",
         ) from error
 

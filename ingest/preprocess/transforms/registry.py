@@ -32,7 +32,6 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "drop": f"{_HERE}.columns:Drop",
         "decode_image": f"{_HERE}.decode_image:DecodeImage",
         "ragged": f"{_HERE}.ragged:Ragged",
-        "null_mask": f"{_HERE}.missing:NullMask",
         "map_batches": f"{_HERE}.map_batches:MapBatches",
     },
     needs=("Options", "apply", "description"),

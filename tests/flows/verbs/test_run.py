@@ -53,8 +53,7 @@ STEPS = [
     {"min_max_scaler": {"columns": ["area", "diagnosis"]}},
     {"concatenator": {"columns": ["area", "mean_radius"]}},
     {"drop": ["mean_radius", "features"]},
-    {"null_mask": {"columns": ["mean_texture"]}},
-    {"cast": {"mean_texture_is_null": "float32", "mean_textur": "float32"}},
+    {"cast": {"mean_texture": "float32", "mean_textur": "float32"}},
 ]
 
 
@@ -72,7 +71,7 @@ def test_missing_columns_are_refused_together_before_servers(tmp_path: Path, cap
         "preprocess[3].min_max_scaler: it cannot take column 'diagnosis' of text: cast it first (cast: {diagnosis: float64}), "
         "or use one_hot or ordinal for categories",
         "preprocess[5].drop: there is no column 'mean_radius' at this point; did you mean 'worst_radius'?",
-        "preprocess[7].cast: there is no column 'mean_textur' at this point; did you mean 'mean_texture'?",
+        "preprocess[6].cast: there is no column 'mean_textur' at this point; did you mean 'mean_texture'?",
         "evaluate.slices: there is no column 'mean_ara'; did you mean 'mean_area'?",
     )
     assert not capsys.readouterr().err and not (tmp_path / "p" / ".penstock").exists()

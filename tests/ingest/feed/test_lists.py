@@ -1,4 +1,4 @@
-"""Rows that differ in length: lists padded and packed, steps by length, images that stay encoded, nulls with a mask."""
+"""Rows that differ in length: lists padded and packed, steps by length, images that stay encoded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = [
     {"ragged": {"columns": ["tokens"], "pad_value": -1}},
     {"ragged": {"columns": ["marks"], "batch": "packed"}},
     {"decode_image": {"column": "picture", "keep": "encoded"}},
-    {"null_mask": {"columns": ["age"]}},
+    {"imputer": {"columns": ["age"], "strategy": "constant", "fill_value": 0.0}},
 ]
 
 
@@ -89,7 +89,6 @@ def check(batch: Batch) -> None:
     assert columns["marks_offsets"].tolist() == [0, *np.cumsum(ids % 3).tolist()]
     assert columns["picture"].shape == (len(ids), 6, 5, 3)
     assert columns["age"].tolist() == np.where(ids % 4, ids, 0).tolist()
-    assert columns["age_is_null"].tolist() == (ids % 4 == 0).tolist()
     longest = columns["tokens"].shape[1]
     for row, i in enumerate(ids.tolist()):
         assert columns["tokens"][row].tolist() == list(range(i, i + i % 7)) + [-1] * (longest - i % 7)
@@ -246,7 +245,7 @@ def test_encoded_images_keep_their_size_on_disk(prepared: tuple[Source, DatasetM
     first = pictures.values[pictures.offsets[0] : pictures.offsets[1]].tobytes()  # type: ignore[union-attr]
     assert first == png(0)
     assert {str(column) for column in manifest.feed_schema.columns} == {
-        "id: int64", "tokens: int32[*]", "marks: float32[*]", "picture: uint8[6, 5, 3]", "age: float64", "age_is_null: uint8",
+        "id: int64", "tokens: int32[*]", "marks: float32[*]", "picture: uint8[6, 5, 3]", "age: float64",
     }  # fmt: skip
 
 
@@ -322,10 +321,6 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
             prepare([[1], [300, 2]], pa.list_(pa.int64()), {"ragged": {"columns": ["x"], **options}})
     with pytest.raises(ValidationError, match="pad_value"):
         prepare([[1.0]], lists, {"ragged": {"columns": ["x"], "pad_value": float("nan")}})
-    with pytest.raises(DataError, match="column 'y' is the label, and 0 is not a label"):
-        prepare([[1.0]], lists, {"null_mask": {"columns": ["y"]}}, label="y")
-    with pytest.raises(DataError, match=r"null_mask cannot take column 'x'"):
-        prepare([[1.0]], lists, {"null_mask": {"columns": ["x"]}})
     encoded = {"decode_image": {"column": "x", "keep": "encoded"}}
     with pytest.raises(DataError, match=r"1 row has an image in x that cannot be decoded; first: part-0\.parquet, row 101"):
         prepare([png(1), png(2)[:-30]], pa.binary(), encoded)

@@ -383,7 +383,7 @@ def test_advice_for_missing_text_fills_it(tmp_path: Path) -> None:
     assert "imputer: {columns: [city], strategy: most_frequent}" in missing.value.next_step
     with pytest.raises(DataError, match="2 reasons") as both:
         raise_for([RowProblem(reason="null", column=name, rows=1, place="a.parquet, row 1") for name in ("city", "x")])
-    assert both.value.next_step.count("most_frequent") == 1 and "null_mask: {columns: [city, x]}" in both.value.next_step
+    assert both.value.next_step.count("most_frequent") == 1 and "drop: [city, x]" in both.value.next_step
     with pytest.raises(DataError, match="imputer cannot take column 'city'") as refused:
         source("mean", {"imputer": {"columns": ["city"]}}).fit()
     assert "strategy: most_frequent" in refused.value.next_step

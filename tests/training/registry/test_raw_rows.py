@@ -51,7 +51,7 @@ def table_source(folder: Path) -> Source:
         {"drop": ["id"]},
         {"rename": {"weight": "mass"}},
         {"imputer": {"columns": ["age"]}},
-        {"null_mask": {"columns": ["height"]}},
+        {"imputer": {"columns": ["height"]}},
         {"one_hot": {"columns": ["town"]}},
         {"standard_scaler": {"columns": ["age", "mass"]}},
         {"concatenator": {"columns": ["age", "mass", "town"]}},
