@@ -5,7 +5,8 @@ needs it, into a folder of files named by their content: datasets, runs and tria
 
 A byte budget bounds the folder. Shards that were not used for longest are evicted first, but never a mapped one: a reader holds
 a shared lock on the file, which ends with its process. A file gets its name once it is whole, checked against its hash, and on
-disk; a killed process leaves an unlocked `.part`, which the next fetch removes.
+disk, and is checked again after a change. A killed process leaves an unlocked `.part`, which the next fetch removes. The bytes
+of all shards are kept in a file: each process searches the folder once, and when there is no room.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import IO
 
 from penstock.digest import file_digest
 from penstock.errors import PenstockError, PreflightError, ServiceError, ShardError
+from penstock.ingest.files.content_digests import content_digests, remember_digests
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.phases import count_fetched
 from penstock.machine.cache_dir import cache_folder, configured_budget, kept_free
@@ -34,6 +36,12 @@ __all__ = ["LocalShard", "NodeCache", "allow_open_files", "hold_shard"]
 
 FETCH_TRIES = 3
 """Downloads of a shard before it counts as damaged in the store."""
+
+_EVICTED_SHARE = 64
+"""This part of the budget is evicted beside the needed bytes, so that a full cache is not searched for every shard."""
+
+_counted: set[Path] = set()
+"""Folders whose bytes this process has counted."""
 
 _OTHER_FILES = 512
 """Files and connections that a process has open besides shards."""
@@ -87,8 +95,13 @@ class NodeCache:
         if self._budget is not None:
             return self._budget
         self.folder.mkdir(parents=True, exist_ok=True)
+        return self._budget_of(self._used())
+
+    def _budget_of(self, used: int) -> int:
+        if self._budget is not None:
+            return self._budget
         disk = shutil.disk_usage(self.folder)
-        room = max(0, self._used() + disk.free - self._unwritten())
+        room = max(0, used + disk.free - self._unwritten())
         return room - kept_free(disk.total, room)
 
     def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
@@ -121,7 +134,7 @@ class NodeCache:
         uri = storage.uri(shard.path)
         failure: PenstockError | None = None
         for _ in range(FETCH_TRIES):
-            part, lock = self._reserve(shard, target)
+            part, lock = self._reserve(shard)
             held = LocalShard(target, lock)
             try:
                 storage.get_file(shard.path, part)
@@ -133,6 +146,7 @@ class NodeCache:
                     os.fsync(handle.fileno())  # a power cut could leave a file of the right size that holds zeros
                 # The lock stays with the renamed file, which therefore cannot be evicted before it is mapped.
                 os.replace(part, target)
+                remember_digests({str(target): shard.digest})
                 return held
             except FileNotFoundError as error:
                 raise _missing(shard, uri) from error
@@ -147,39 +161,60 @@ class NodeCache:
                 storage.delete(unit_path(shard.unit, UNIT_RECORD))
         raise failure
 
-    def _reserve(self, shard: ShardInfo, target: Path) -> tuple[Path, IO[bytes]]:
+    def _reserve(self, shard: ShardInfo) -> tuple[Path, IO[bytes]]:
         """Make room, and create a locked, empty file with the reserved size in its name."""
         with _lock(self.folder / "room.lock"):
-            self._make_room(shard)
-            part = target.with_name(f".{shard.digest}.{shard.size_bytes}.{uuid.uuid4().hex[:8]}.part")
+            for left in self._parts.glob("*.part"):
+                _evict(left)  # of killed processes; the others are locked
+            used = self._used()
+            if not self._fits(shard.size_bytes, used):
+                used = self._evict_for(shard)
+            self._parts.mkdir(exist_ok=True)
+            part = self._parts / f"{shard.digest}.{shard.size_bytes}.{uuid.uuid4().hex[:8]}.part"
             lock = open(part, "wb")  # noqa: SIM115  (it outlives this function)
             fcntl.flock(lock, fcntl.LOCK_SH)
+            self._record.write_text(str(used + shard.size_bytes))
             return part, lock
 
-    def _make_room(self, shard: ShardInfo) -> None:
-        for part in self.folder.glob("*/.*.part"):
-            _evict(part)  # of killed processes; the others are locked
-        budget, disk = self.budget_bytes, shutil.disk_usage(self.folder)
-        used, free = self._used(), disk.free - self._unwritten()
-        if shard.size_bytes <= min(budget - used, free):
-            return
-        for path in sorted(self.folder.glob("*/*.arrow"), key=lambda path: _stat(path)[1]):
+    @property
+    def _parts(self) -> Path:
+        return self.folder / "parts"
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "bytes"
+
+    def _fits(self, size: int, used: int) -> bool:
+        return size <= min(self._budget_of(used) - used, shutil.disk_usage(self.folder).free - self._unwritten())
+
+    def _evict_for(self, shard: ShardInfo) -> int:
+        """Evict shards until this one fits. Returns the bytes that remain."""
+        used, wanted = self._count(), shard.size_bytes
+        for path in sorted(self.folder.glob("*/*.arrow"), key=lambda path: _stat(path.with_suffix(".lock"))[1]):
+            if self._fits(wanted + self._budget_of(used) // _EVICTED_SHARE, used):
+                break
             size, _ = _stat(path)
-            if _evict(path):
-                used, free = used - size, free + size
-            if shard.size_bytes <= min(budget - used, free):
-                return
-        raise self._no_room(shard)
+            used -= size if _evict(path) else 0
+        if not self._fits(wanted, used):
+            raise self._no_room(shard)
+        return used
 
     def _used(self) -> int:
-        """Return the bytes of shards in the folder and of running fetches."""
+        """Return at least the bytes of shards in the folder and of running fetches, as recorded; count them if they are not."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.folder in _counted:
+                return int(self._record.read_text())
+        _counted.add(self.folder)
+        return self._count()
+
+    def _count(self) -> int:
         # In this order: a file renamed between the two is counted twice rather than not at all.
-        fetching = sum(map(_reserved, self.folder.glob("*/.*.part")))
+        fetching = sum(map(_reserved, self._parts.glob("*.part")))
         return fetching + sum(_stat(path)[0] for path in self.folder.glob("*/*.arrow"))
 
     def _unwritten(self) -> int:
         """Return the bytes that are reserved and not written yet."""
-        return sum(max(0, _reserved(part) - _stat(part)[0]) for part in self.folder.glob("*/.*.part"))
+        return sum(max(0, _reserved(part) - _stat(part)[0]) for part in self._parts.glob("*.part"))
 
     def _no_room(self, shard: ShardInfo) -> PreflightError:
         return PreflightError(
@@ -202,7 +237,10 @@ def allow_open_files(shards: int) -> bool:
 
 
 def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
-    """Lock the file for reading and set its time of use. Returns None if it is missing or has the wrong size."""
+    """Lock the file for reading and set its time of use. Returns None if it is missing or has other bytes than the manifest.
+
+    The time of use is that of the lock file: a new time of the shard itself would have it read and compared again.
+    """
     try:
         lock = open(path, "rb")  # noqa: SIM115  (it outlives this function)
     except FileNotFoundError:
@@ -214,10 +252,10 @@ def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
         is_current = os.stat(path).st_ino == own.st_ino
     except FileNotFoundError:
         is_current = False
-    if not is_current or own.st_size != shard.size_bytes:
+    if not is_current or own.st_size != shard.size_bytes or content_digests([str(path)]) != [shard.digest]:
         lock.close()
         return None
-    os.utime(path)
+    path.with_suffix(".lock").touch()
     return LocalShard(path, lock)
 
 
@@ -240,7 +278,7 @@ def _evict(path: Path) -> bool:
 
 
 def _reserved(part: Path) -> int:
-    return int(part.name.split(".")[2])
+    return int(part.name.split(".")[1])
 
 
 def _missing(shard: ShardInfo, name: str) -> ShardError:

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -89,7 +90,7 @@ def test_damaged_remote_shard_is_refused_without_leftovers(remote: Storage, mani
     remote.delete(shard.path)
     with pytest.raises(DataError, match="missing"):
         NodeCache(tmp_path / "cache").hold(remote, shard)
-    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".lock"}
+    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".lock", ""}, "locks and the record"
 
 
 def test_unreachable_storage_is_a_service_error(
@@ -109,6 +110,34 @@ def test_a_torn_file_in_the_cache_is_fetched_again(remote: Storage, manifest: Da
     assert NodeCache(tmp_path / "cache").hold(remote, manifest.shards[0]).path.stat().st_size == manifest.shards[0].size_bytes
 
 
+def test_shard_changed_in_the_cache_is_fetched_again(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+    shard = manifest.shards[0]
+    path = NodeCache(tmp_path / "cache").hold(remote, shard).path
+    whole, damaged = path.read_bytes(), bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    assert NodeCache(tmp_path / "cache").hold(remote, shard).path.read_bytes() == whole
+
+
+def test_room_is_found_without_a_search_for_each_shard(
+    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    glob = Path.glob
+
+    def counted(folder: Path, pattern: str) -> Any:
+        searched.append(pattern)
+        return glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    shards = write_dataset(remote, tmp_path / "many", 30).shards
+    roomy = NodeCache(tmp_path / "roomy", sum(shard.size_bytes for shard in shards))
+    for shard in shards:
+        roomy.hold(remote, shard)
+    assert searched.count("*/*.arrow") == 1
+    assert len(cached(roomy.folder)) == len(shards)
+
+
 def cached(folder: Path) -> set[str]:
     return {path.stem for path in folder.rglob("*.arrow")}
 
@@ -123,7 +152,7 @@ def test_least_recently_used_shards_are_evicted(remote: Storage, manifest: Datas
     for shard in (first, second, third):
         cache.hold(remote, shard)
     for age, shard in enumerate((second, first, third)):  # first was used after second
-        os.utime(cache.folder / shard.digest[:2] / f"{shard.digest}.arrow", (1000 + age, 1000 + age))
+        os.utime(cache.folder / shard.digest[:2] / f"{shard.digest}.lock", (1000 + age, 1000 + age))
     small = write_dataset(remote, tmp_path / "scratch2", 40).shards[0]
     cache.hold(remote, small)
     assert cached(cache.folder) == {first.digest, third.digest, small.digest}
@@ -169,11 +198,11 @@ NodeCache(Path(sys.argv[3])).hold(Storage(sys.argv[1]), ShardInfo.model_validate
     )
     assert child.stdout is not None and child.stdout.readline() == b"fetching\n"
     cache.hold(remote, other)
-    assert len(list(cache.folder.rglob(".*.part"))) == 1, "a fetch that goes on is left alone"
+    assert len(list(cache.folder.rglob("*.part"))) == 1, "a fetch that goes on is left alone"
     child.kill()
     child.communicate()
     cache.hold(remote, shard)
-    assert not list(cache.folder.rglob(".*.part"))
+    assert not list(cache.folder.rglob("*.part"))
     assert cached(cache.folder) == {shard.digest, other.digest}
 
 
@@ -186,7 +215,7 @@ def test_full_disk_is_reported(
     monkeypatch.setattr(LocalFileSystem, "get_file", full)
     with pytest.raises(PreflightError, match="has no room"):
         NodeCache(tmp_path / "cache").hold(remote, manifest.shards[0])
-    assert not list((tmp_path / "cache").rglob(".*.part"))
+    assert not list((tmp_path / "cache").rglob("*.part"))
 
 
 def test_unwritable_cache_is_named(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
@@ -203,8 +232,8 @@ def test_running_fetches_count_as_used_disk(remote: Storage, tmp_path: Path, mon
     cache, held = NodeCache(tmp_path / "cache"), []
     with pytest.raises(PreflightError, match="has no room"):
         for shard in manifest.shards:
-            (target := cache.folder / shard.digest[:2] / "x").parent.mkdir(parents=True, exist_ok=True)
-            held.append(cache._reserve(shard.model_copy(update={"size_bytes": size}), target))
+            cache.folder.mkdir(exist_ok=True)
+            held.append(cache._reserve(shard.model_copy(update={"size_bytes": size})))
     assert len(held) == 10
 
 
