@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ingest/preprocess": (*_LOW, "ingest/files", "ingest/formats", "ingest/read"),
     "ingest/materialize": (*_LOW, "ingest/files", "ingest/formats", "ingest/read", "ingest/preprocess"),
     "ingest/shuffle": ("ingest",),
-    "ingest/feed": (*_LOW, "ingest/shuffle", "ingest/materialize"),
+    "ingest/feed": (*_LOW, "ingest/files", "ingest/shuffle", "ingest/materialize"),
     "ingest/open_feed.py": (*_LOW, "ingest/files", "ingest/shuffle", "ingest/feed"),
     "training": (),
     "training/checkpoint": ("training",),

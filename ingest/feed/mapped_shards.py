@@ -138,13 +138,13 @@ class ShardBlocks:
             held = self._fetcher.take(index)
         with phase("read"):
             reader = open_shard(held.path)
-        block = _HeldBlock(held)
+        block, stored_as = _HeldBlock(held), {info.name: info for info in reader.columns}
         for column in self._columns:
             try:
                 view = reader.column(column.name)
             except KeyError as error:
                 raise DataError(f"shard {storage.uri(shard.path)}: {error.args[0]}") from error
-            stored = next(info for info in reader.columns if info.name == column.name)
+            stored = stored_as[column.name]
             if reader.rows != shard.rows or stored != column:
                 raise DataError(
                     f"shard {storage.uri(shard.path)} holds {reader.rows:,} rows of {stored}, the manifest lists "

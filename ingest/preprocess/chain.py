@@ -91,7 +91,7 @@ class Chain:
         if origin.unreadable is not None:
             rows.reject_unreadable(origin.unreadable)
         apply_transforms(rows, self._fitted, self._data, self._functions)
-        if rows.table.num_rows:
+        if rows.num_rows:
             self._finish(rows)
         if self._data.invalid == "drop":
             raise_for([problem for problem in rows.problems if problem.reason in NEVER_DROPPED], label=self._data.label)
@@ -100,18 +100,18 @@ class Chain:
     def _finish(self, rows: Rows) -> None:
         _finish_format(rows, self._data)
         label = self._data.label
-        names = rows.table.column_names
+        names = dict.fromkeys(rows.table.column_names)
         if label is not None and label not in names:
             raise SpecError(
                 f"data.label: there is no column {label!r} after the transforms; the rows have {', '.join(names)}"
-                + did_you_mean(label, names),
+                + did_you_mean(label, list(names)),
                 next_step="correct data.label, or keep that column in the transforms",
             )
         for name in PROVENANCE_COLUMNS:
             if name in names:
                 raise DataError(f"the column name {name!r} is taken by penstock", next_step="rename it")
         for name in names:
-            kind = rows.table.schema.field(name).type
+            kind = rows.column(name).type
             companion = f"{name}_{'length' if kind.batch == 'padded' else 'offsets'}" if isinstance(kind, RaggedType) else None
             if companion in names:
                 raise DataError(
@@ -119,7 +119,7 @@ class Chain:
                     next_step="rename or drop that column",
                 )
             _finish_column(rows, name, self._data, is_label=name == label)
-            if not rows.table.num_rows:
+            if not rows.num_rows:
                 return
         if label is not None:
             _check_label(rows, label)
@@ -130,7 +130,7 @@ def apply_transforms(
 ) -> None:
     """Apply `transforms` to `rows` in place, and stop early if no row is left."""
     for entry in transforms:
-        if not rows.table.num_rows:
+        if not rows.num_rows:
             return
         with entry.step.naming_its_package(rows.where):
             entry.step.transform.apply(rows, entry.columns, data, functions)
@@ -148,10 +148,11 @@ def _finish_format(rows: Rows, data: DataSpec) -> None:
 
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
-    if holds_images(rows.table.schema.field(name).type):
+    kind = rows.column(name).type
+    if holds_images(kind):
         decode_images(rows, name, data.images, is_mask=is_label)
         return
-    if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
+    if is_label and isinstance(kind, RaggedType | ImageType):
         raise DataError(
             f"the label {name!r} holds lists or images; a label is one value a row",
             next_step="leave data.label out, and let the recipe's loss read the column",
@@ -161,7 +162,7 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
 
 def _check_label(rows: Rows, label: str) -> None:
     """Cast integer labels to int64 and reject those that are not class indices (0 to `MAX_CLASSES` - 1)."""
-    kind = rows.table.schema.field(label).type
+    kind = rows.column(label).type
     if not pa.types.is_integer(kind):
         return
     values = rows.column(label).to_numpy()  # some of uint64 do not fit into int64
@@ -318,5 +319,5 @@ class Preparation:
         for split, rows in self.rows():
             if self.data.invalid == "error":
                 raise_for(rows.problems, label=self.data.label)
-            if rows.table.num_rows:
+            if rows.num_rows:
                 yield split, rows.table

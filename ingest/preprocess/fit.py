@@ -140,7 +140,7 @@ class _TrainRows:
                 for name in self.required:
                     rows.reject_missing(name)
                 apply_transforms(rows, self.fitted, self.data, functions)
-                if rows.table.num_rows:
+                if rows.num_rows:
                     yield rows.table
 
     @property

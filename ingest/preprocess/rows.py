@@ -23,7 +23,7 @@ class Rows:
     """Rows between two transforms. An unusable row is taken out at once and listed as a problem.
 
     Attributes:
-        table: the rows left, one chunk a column.
+        table: the rows left, one chunk a column; `num_rows` and `column` are quicker while columns are put.
         origin: source file and row of each.
         problems: of the rows taken out.
         filtered: number of rows that a map_batches function has left out.
@@ -32,7 +32,8 @@ class Rows:
     """
 
     def __init__(self, table: pa.Table, origin: Origin, *, listing: bool = False) -> None:
-        self.table, self.origin = table, origin
+        self._table, self.origin = table, origin
+        self._put: dict[str, pa.Array] = {}
         self.problems: list[RowProblem] = []
         self.set_aside: list[SetAside] = []
         self._listing = listing
@@ -41,19 +42,39 @@ class Rows:
 
     def where(self) -> str:
         """Format the place of all rows (at least one) for a message."""
-        return f"{self.origin.place(0)} and the {counted(self.table.num_rows - 1, 'row')} after it"
+        return f"{self.origin.place(0)} and the {counted(self.num_rows - 1, 'row')} after it"
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows left. Columns that were put are joined to it at once: a table for each would be quadratic in columns."""
+        if self._put:
+            fields, columns = list(self._table.schema), list(self._table.columns)
+            for name, values in self._put.items():
+                index = self._table.schema.get_field_index(name)
+                at = slice(len(fields), None) if index < 0 else slice(index, index + 1)
+                fields[at], columns[at] = [pa.field(name, values.type)], [values]
+            self._table = pa.Table.from_arrays(columns, schema=pa.schema(fields, self._table.schema.metadata))
+            self._put = {}
+        return self._table
+
+    @table.setter
+    def table(self, table: pa.Table) -> None:
+        self._table, self._put = table, {}
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows left."""
+        return int(self._table.num_rows)
 
     def column(self, name: str) -> pa.Array:
         """Return one column as one array."""
-        return single_chunk(self.table.column(name))
+        return single_chunk(self._put[name] if name in self._put else self._table.column(name))
 
     def put(self, name: str, values: pa.Array) -> None:
-        """Replace a column in its position, or append it."""
-        index = self.table.schema.get_field_index(name)
-        if index < 0:
-            self.table = self.table.append_column(name, values)
-        else:
-            self.table = self.table.set_column(index, name, values)
+        """Replace a column in its position, or append it. Raises ValueError for another number of values than rows."""
+        if len(values) != self.num_rows:
+            raise ValueError(f"column {name!r} is given {len(values):,} values for {counted(self.num_rows, 'row')}")
+        self._put[name] = values
 
     def reject(self, mask: np.ndarray, reason: Reason, column: str, example: Callable[[int], str] | None = None) -> None:
         """Take out the rows where `mask` is true."""
@@ -100,7 +121,7 @@ class Rows:
             DataError: the column holds lists of unequal length, or values that are not numbers.
         """
         self.reject_missing(name)
-        if not self.table.num_rows:
+        if not self.num_rows:
             return
         array = self.column(name)
         column = fixed_shape(name, array, is_label=is_label)

@@ -67,9 +67,9 @@ class Concatenator(Transform[ConcatenatorOptions]):
         names = self.columns(rows.table.schema, data.label)
         for name in names:
             rows.fix_shape(name)
-            if not rows.table.num_rows:
+            if not rows.num_rows:
                 return
-        count = rows.table.num_rows
+        count = rows.num_rows
         parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
         for name, part in zip(names, parts, strict=True):
             if (lost := _first_lost(part, self.options.dtype)) is not None:
@@ -85,7 +85,8 @@ class Concatenator(Transform[ConcatenatorOptions]):
         for start in range(0, count, _JOINED_ROWS):
             stop = start + _JOINED_ROWS
             np.concatenate([part[start:stop] for part in parts], axis=1, out=joined[start:stop])
-        rows.table = rows.table.drop_columns(names)
+        joined_names = set(names)
+        rows.table = rows.table.select([name for name in rows.table.column_names if name not in joined_names])
         rows.put(self.options.output, tensor_array(joined))
 
 

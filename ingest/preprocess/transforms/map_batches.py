@@ -78,7 +78,7 @@ class MapBatches(Transform[MapBatchesOptions]):
 
 def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
     """Pass the rows to the user's function as numpy arrays, and check its result."""
-    count = rows.table.num_rows
+    count = rows.num_rows
     batch = {name: as_numpy(rows.column(name)) for name in rows.table.column_names}
     try:
         result = function(dict(batch), **params)

@@ -85,7 +85,7 @@ class _Scaler(Transform[S], ABC):
         for state in fitted:
             if state.centers is not None:
                 self._apply_to_vectors(rows, state)
-                if not rows.table.num_rows:
+                if not rows.num_rows:
                     return
                 continue
             values = rows.column(state.column)
@@ -103,7 +103,7 @@ class _Scaler(Transform[S], ABC):
 
     def _apply_to_vectors(self, rows: Rows, state: ColumnState) -> None:
         rows.fix_shape(state.column)
-        if not rows.table.num_rows:
+        if not rows.num_rows:
             return
         values = numbers(rows.column(state.column))
         if math.prod(values.shape[1:]) != len(state.centers or ()):

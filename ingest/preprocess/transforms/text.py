@@ -139,7 +139,7 @@ class Hashing(Transform[HashingOptions]):
                         next_step="use fewer buckets for lists",
                     )
                 row, words = _words_of(rows, name)
-                counts = np.zeros((rows.table.num_rows, self.options.buckets), np.float32)
+                counts = np.zeros((rows.num_rows, self.options.buckets), np.float32)
                 np.add.at(counts, (row, self._buckets(words)), 1.0)
                 rows.put(name, tensor_array(counts))
             else:

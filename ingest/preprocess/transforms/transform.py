@@ -166,7 +166,8 @@ class Transform(Generic[O]):
         self._refuse_missing(names, rows.table.schema)
 
     def _refuse_missing(self, names: Sequence[str], schema: pa.Schema) -> None:
-        missing = next((name for name in names if name not in schema.names), None)
+        present = set(schema.names)
+        missing = next((name for name in names if name not in present), None)
         if missing is not None:
             raise DataError(
                 f"preprocess: {self.name}: there is no column {missing!r} at this point; the rows have {_listed(schema)}"
