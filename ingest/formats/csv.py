@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
@@ -205,7 +206,7 @@ class CsvReader(Reader):
                 f"{file.uri}: the column name {odd!r} in its first line is not UTF-8",
                 next_step="set its encoding, as in data.csv: {encoding: latin1}",
             )
-        repeated = sorted({name for name in header if header.count(name) > 1})
+        repeated = sorted(name for name, count in Counter(header).items() if count > 1)
         if repeated:
             raise DataError(
                 f"{file.uri}: column {repeated[0]!r} is in the header twice",

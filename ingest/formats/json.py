@@ -197,9 +197,11 @@ def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
     # One parser block for the whole: else a line longer than 1 MiB is refused, and types may differ between parser blocks.
     reading = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     table = arrow_json.read_json(io.BytesIO(block), read_options=reading, parse_options=options)
-    for index, field in enumerate(table.schema):
-        if field.name in given.names and (kind := given.field(field.name).type) != field.type:
-            table = table.set_column(index, field.name, cast_array(table.column(index), kind))
+    kinds = {field.name: field.type for field in given}
+    other = [index for index, field in enumerate(table.schema) if kinds.get(field.name, field.type) != field.type]
+    for index in other:
+        name = table.field(index).name
+        table = table.set_column(index, name, cast_array(table.column(index), kinds[name]))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -273,7 +274,7 @@ _AGAIN = "write or fetch the file again, or leave it out with a glob (data.train
 
 def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return the columns of a file that declares them, in canonical types. Raises DataError if a name is there twice."""
-    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if repeated:
         raise DataError(f"{file.uri}: column {repeated[0]!r} is there twice")
     return {field.name: canonical_type(field.type) for field in schema}
