@@ -113,14 +113,18 @@ class Extra(Head):
 
 
 class _Grows(nn.Module):
+    """Makes a buffer in a later call, or resizes one."""
+
     def __init__(self, after):
         super().__init__()
         self.after, self.calls = after, 0
+        self.register_buffer("bank", torch.zeros(0))
 
     def forward(self, image):
         self.calls += 1
         if self.calls == self.after:
             self.register_buffer("scale", torch.ones(()))
+            self.bank = torch.zeros(self.calls)
         return image.flatten(1)
 
 
@@ -129,7 +133,7 @@ class Grows(Head):
         self.after = after
 
     def build_model(self, schema):
-        return nn.Sequential(_Grows(self.after), nn.Identity(), nn.Identity(), nn.Linear(64, schema.num_classes))
+        return nn.Sequential(_Grows(self.after), nn.LazyBatchNorm1d(), nn.Identity(), nn.Linear(64, schema.num_classes))
 
 
 class Half(Head):

@@ -32,7 +32,7 @@ from penstock.training.step.gradients import Gradients, MeanGradients
 from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
 from penstock.training.step.own_step import OwnStep
 from penstock.training.step.several import Several
-from penstock.training.step.unsaved import changed_state, unsaved_state
+from penstock.training.step.unsaved import changed_parts, changed_state, parts_of, unsaved_state
 
 __all__ = ["Learner"]
 
@@ -83,7 +83,7 @@ class Learner:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
         """As set by the recipe, before the first step."""
-        self._outline = self._state_outline()
+        self._parts, self._groups = parts_of(model), len(self.optimizer.param_groups)
         self._modes = [module for module in model.modules() if _is_kept_frozen(module)]
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         self._learns: OwnStep | Gradients
@@ -194,18 +194,16 @@ class Learner:
     def changed_state(self, then: dict[str, object]) -> list[str]:
         """Return the names of such state that has changed since."""
         added_up = isinstance(self._learns, OwnStep) and self._learns.steps_missing
-        return [*changed_state(then, self.unsaved_state()), *(["gradients of several steps"] if added_up else [])]
-
-    def _state_outline(self) -> tuple[list[str], int]:
-        return list(self.model.state_dict()), len(self.optimizer.param_groups)
+        return [*changed_state(then, self.unsaved_state()), *(["a sum of gradients over several steps"] if added_up else [])]
 
     def _refuse_new_state(self) -> None:
-        names, groups = self._state_outline()
-        if (names, groups) != self._outline:
-            new = sorted({*names} ^ {*self._outline[0]}) or [f"{groups} parameter groups instead of {self._outline[1]}"]
+        changed, groups = changed_parts(self._parts, parts_of(self.model)), len(self.optimizer.param_groups)
+        if groups != self._groups:
+            changed.append(f"{groups} parameter groups instead of {self._groups}")
+        if changed:
             raise TrainingError(
-                f"training has changed what the model or optimizer consists of: {', '.join(new)}; a checkpoint of it could not "
-                "be loaded into what the recipe builds",
+                f"training has changed what the model or optimizer consists of: {', '.join(changed)}; a checkpoint of it could "
+                "not be loaded into what the recipe builds",
                 next_step="make all of it in build_model() and optimizer()",
             )
 

@@ -6,14 +6,16 @@ parameters that are frozen or thawed while training. They cannot be restored; th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from penstock.digest import bytes_digest
 
-__all__ = ["changed_state", "unsaved_state"]
+__all__ = ["changed_parts", "changed_state", "parts_of", "unsaved_state"]
 
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -39,6 +41,18 @@ def unsaved_state(recipe: object, model: nn.Module) -> dict[str, object]:
 def changed_state(then: dict[str, object], now: dict[str, object]) -> list[str]:
     """Return the names whose values differ. State that appears later is not compared: a cache is filled once."""
     return sorted(name for name, value in then.items() if name in now and now[name] != value)
+
+
+def parts_of(model: nn.Module) -> dict[str, tuple[int, ...] | None]:
+    """Return the names in the model's state_dict, with the shapes of buffers; None for lazy ones and for all others."""
+    shapes = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+    return {name: shapes.get(name) for name in model.state_dict()}
+
+
+def changed_parts(then: Mapping[str, tuple[int, ...] | None], now: Mapping[str, tuple[int, ...] | None]) -> list[str]:
+    """Return the names that are new or gone, and the buffers of another shape: a built model cannot load such state."""
+    resized = [name for name, shape in now.items() if shape is not None and then.get(name) not in (None, shape)]
+    return sorted({*then} ^ {*now} | {*resized})
 
 
 def _copied(value: Any, own: set[int]) -> object:

@@ -91,7 +91,7 @@ def test_clipping_counts_gradients_of_the_optimizer_alone(tmp_path: Path) -> Non
     [
         ("Count", {"on": "recipe"}, "recipe.steps is in no checkpoint"),
         ("Count", {"on": "thaw"}, "recipe.notes is in no checkpoint"),
-        ("AddsUp", {}, "recipe.turn is in no checkpoint, gradients of several steps is in no checkpoint"),
+        ("AddsUp", {}, "recipe.turn is in no checkpoint, a sum of gradients over several steps is in no checkpoint"),
     ],
 )
 def test_state_outside_of_checkpoints_costs_bit_exactness(
@@ -124,13 +124,13 @@ def test_extra_state_is_in_the_registered_model(tmp_path: Path) -> None:
 def test_state_made_by_the_first_batch_is_refused(tmp_path: Path) -> None:
     job = job_of(tmp_path, "Grows", "run")
     batch = Batch({"image": torch.ones(4, 8, 8), "label": torch.arange(4)}, torch.arange(4).numpy(), 4, 4, 0, 4)
-    with pytest.raises(TrainingError, match=r"first batch has changed which state the model has: 0\.scale;"):
+    with pytest.raises(TrainingError, match=r"first batch has changed which state the model has: 0\.bank, 0\.scale;"):
         try_batch(job.code, job.spec, SCHEMA, batch, 1)
 
 
 def test_state_made_while_training_ends_at_the_next_save(tmp_path: Path) -> None:
     job = job_of(tmp_path, "Grows", "run", params={"after": 3}, checkpoint={"every_s": None, "every_steps": 5})
-    with pytest.raises(TrainingError, match=r"what the model or optimizer consists of: 0\.scale;"):
+    with pytest.raises(TrainingError, match=r"what the model or optimizer consists of: 0\.bank, 0\.scale;"):
         train_alone(job)
     assert job_checkpoints(job).committed() == []
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from penstock.errors import TrainingError
 from penstock.ingest.feed.batch import Batch
@@ -19,6 +18,7 @@ from penstock.training.own_values import OwnValues, collecting
 from penstock.training.recipe import Columns, Recipe, load_recipe
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
+from penstock.training.step.unsaved import changed_parts, parts_of
 from penstock.usercode.capture import UserCode
 
 __all__ = ["try_batch", "without_label"]
@@ -47,7 +47,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     model = recipe.build_model(schema).to(device)
     columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.has("augment") else batch.columns
     there = {name: column.to(device) for name, column in columns.items()}
-    built = _state_of(model)
+    built = parts_of(model)
     loss = recipe.loss(model, there)
     value = loss.detach().item()
     if not math.isfinite(value):
@@ -72,9 +72,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         output = None
         if recipe.can_predict:
             output = without_label(lambda given: recipe.predict(model, given, batch.rows), there, schema.label)
-    now = _state_of(model)
-    changed = sorted(name for name in {**built, **now} if built.get(name, ...) != now.get(name, ...))
-    if changed:
+    if changed := changed_parts(built, parts_of(model)):
         raise TrainingError(
             f"{code.target}: the first batch has changed which state the model has: {', '.join(changed)}; a trained model "
             "could not be loaded into what build_model() makes",
@@ -112,12 +110,6 @@ def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, 
             message,
             next_step=f"predict without {label!r}: the rows that a registered model gets do not have it",
         ) from error
-
-
-def _state_of(model: torch.nn.Module) -> dict[str, tuple[int, ...] | None]:
-    """Return the names of the model's state, and the shapes of buffers that are not lazy."""
-    shapes = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if not is_lazy(buffer)}
-    return {name: shapes.get(name) for name in model.state_dict()}
 
 
 def _may_log_elsewhere(code: UserCode) -> bool:
