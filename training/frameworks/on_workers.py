@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, SpecError
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.training.on_ray.worker import RankResult
     from penstock.training.ranks import Group
 
-__all__ = ["OnWorkers", "OwnLoop", "build_user_model", "installed", "refuse_unread", "require_installed", "state_outside"]
+__all__ = ["OnWorkers", "OwnLoop", "build_user_model", "installed", "refuse_unread", "require_installed"]
 
 
 class OnWorkers:
@@ -164,20 +160,3 @@ def build_user_model(code: UserCode, build: Callable[[], Any], params: Iterable[
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {describe_error(error)}") from error
-
-
-def state_outside(parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return the numbers, texts and lists that parts of a model keep as attributes, by name: they are in no checkpoint.
-
-    Args:
-        parts: name and object, as `named_modules` of torch gives them.
-    """
-    found: dict[str, str] = {}
-    for name, part in parts:
-        if hasattr(part, "get_extra_state") and type(part).get_extra_state is not nn.Module.get_extra_state:
-            continue
-        for key, value in vars(part).items():
-            if not key.startswith("_") and key != "training":
-                with suppress(TypeError, ValueError):  # an object, or a tensor
-                    found[f"{name}.{key}".lstrip(".")] = json.dumps(value)
-    return found

@@ -189,7 +189,7 @@ class Learner:
 
     def unsaved_state(self) -> dict[str, object]:
         """Return state of the recipe and of the model that no checkpoint holds."""
-        return unsaved_state(self._recipe.user, self.model)
+        return unsaved_state(self.model, self._recipe.user)
 
     def changed_state(self, then: dict[str, object]) -> list[str]:
         """Return the names of such state that has changed since."""

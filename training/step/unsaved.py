@@ -6,7 +6,7 @@ parameters that are frozen or thawed while training. They cannot be restored; th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +23,22 @@ _MOST = 10_000
 """Values of a list or tensor that are compared; of a larger tensor its version is."""
 
 
-def unsaved_state(recipe: object, model: nn.Module) -> dict[str, object]:
-    """Return the values that can change and are not in the model's state_dict, by name, for `changed_state`."""
+def unsaved_state(model: nn.Module, recipe: object | None = None, internal: Collection[str] = _INTERNAL) -> dict[str, object]:
+    """Return the values that can change and are not in the model's state_dict, by name, for `changed_state`.
+
+    Args:
+        internal: attributes of modules that are not the user's.
+    """
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     found: dict[str, object] = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-    modules = [(f"model.{name}".rstrip("."), module) for name, module in model.named_modules()]
-    for place, owner in [("recipe", recipe), *modules]:
-        values = {name: value for name, value in vars(owner).items() if owner is recipe or name not in _INTERNAL}
+    for place, owner in [*([("recipe", recipe)] if recipe is not None else []), *model.named_modules()]:
+        values = {name: value for name, value in vars(owner).items() if owner is recipe or name not in internal}
         if isinstance(owner, nn.Module):
             if type(owner).get_extra_state is not nn.Module.get_extra_state:
                 continue  # a checkpoint holds what it returns
-            found |= {f"{place}.{name}": _copied(owner._buffers[name], set()) for name in owner._non_persistent_buffers_set}
-        found |= {f"{place}.{name}": _copied(value, own) for name, value in values.items()}
+            hidden = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+            found |= {f"{place}.{name}".lstrip("."): _copied(value, set()) for name, value in hidden.items()}
+        found |= {f"{place}.{name}".lstrip("."): _copied(value, own) for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
-from penstock.training.frameworks.on_workers import state_outside
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
 from penstock.training.session.steps import REPORT_EVERY, SavePlan, train_epochs, validation_epochs
+from penstock.training.step.unsaved import changed_state, unsaved_state
 
 __all__ = ["PRECISION", "fit"]
 
@@ -128,7 +128,8 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             for callback in trainer.callbacks:
                 if "BaseFinetuning" in {base.__name__ for base in type(callback).__mro__}:
                     session.doubt(f"{type(callback).__name__} freezes again the layers that it has thawed")
-            self._outside = state_outside(module.named_modules())
+            self._internal = frozenset(vars(pl.LightningModule()))
+            self._outside: dict[str, object] | None = None
             steps, newest = trainer.estimated_stepping_batches, session.get_checkpoint()
             if newest is not None and trainer.lr_scheduler_configs and (before := steps_of(Path(newest.path, STATE))) != steps:
                 session.doubt(f"a schedule may depend on the number of steps: {before:,} before and {steps:,} now")
@@ -137,6 +138,8 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if isinstance(loss, Tensor) and not math.isfinite(value := loss.detach().float().item()):
                 raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
+            if self._outside is None:  # after the first batch, which fills caches
+                self._outside = unsaved_state(module, internal=self._internal)
             if trainer.global_step == self._step:
                 session.doubt("gradients that add up over several batches are in no checkpoint")
             self._step = trainer.global_step
@@ -182,7 +185,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
                 session.report(values)
                 return
             if not has_own(module, "on_save_checkpoint"):
-                for name, _ in state_outside(module.named_modules()).items() - self._outside.items():
+                for name in changed_state(self._outside or {}, unsaved_state(module, internal=self._internal)):
                     session.doubt(f"{name} is in no state_dict")
             with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
                 trainer.save_checkpoint(Path(folder) / TRAINER)  # a collective; the first rank writes
