@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
@@ -47,6 +47,7 @@ __all__ = [
     "chosen_checkpoint",
     "make_job",
     "model_spec",
+    "newest_shown",
     "other_weights",
     "trusted_checkpoint",
 ]
@@ -179,8 +180,11 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         for line in event.lines:
             report(f"train: rank {event.rank}: {line}")
 
+    newest: dict[str, float] = {}
+
     def progressed(event: TrainProgress) -> None:
-        progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
+        measured = "".join(f", {name} {value:.4g}" for name, value in newest_shown(newest))
+        progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}{measured}, {event.rows_per_s:,.0f} rows/s")
 
     return {
         MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
@@ -193,8 +197,20 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         Stalled: lambda event: report(f"train: {event.message}"),
         Printed: printed,
         Warned: lambda event: ctx.warn(f"train: {event.message}"),
+        Point: lambda event: newest.update(event.values),
         TrainProgress: progressed,
     }
+
+
+def newest_shown(newest: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Choose what the terminal shows of the newest values: the losses, the learning rate, two metrics of validation.
+
+    A loop names its values itself: its first four are shown.
+    """
+    first = [name for name in ("train/loss", "train/lr", "val/loss") if name in newest]
+    rest = [name for name in newest if name.startswith("val/") and name not in first][:2]
+    own = [name for name in newest if "/" not in name][:4]
+    return [(name.removeprefix("train/"), newest[name]) for name in [*first, *rest, *own]]
 
 
 def best_warning(best: BestSpec | None, outcome: TrainOutcome) -> str:

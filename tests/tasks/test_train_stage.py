@@ -13,7 +13,7 @@ from penstock.errors import CheckpointError, Interrupted, PenstockError, Service
 from penstock.flows.spec_file import load_spec
 from penstock.progress import silent
 from penstock.tasks.stage import VerifyContext
-from penstock.tasks.train import STAGE, best_warning
+from penstock.tasks.train import STAGE, best_warning, newest_shown
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
@@ -114,3 +114,9 @@ def test_best_metric_that_no_checkpoint_has_is_warned_of() -> None:
     assert "no checkpoint has 'acuracy'; did you mean 'accuracy'?" in warning and warning.endswith("it has accuracy, loss")
     assert best_warning(None, outcome) == ""
     assert best_warning(BestSpec(), outcome.model_copy(update={"best_checkpoint": "step-7"})) == ""
+
+
+def test_terminal_shows_losses_rate_and_validation_while_training() -> None:
+    newest = {"train/loss": 0.5, "train/lr": 0.1, "train/step_s": 1.0, "val/f1": 0.7, "val/loss": 0.6, "ranks/0/step_s": 1.0}
+    assert newest_shown(newest) == [("loss", 0.5), ("lr", 0.1), ("val/loss", 0.6), ("val/f1", 0.7)]
+    assert newest_shown({"accuracy": 0.9, "loss": 0.4, "train/step_s": 1.0}) == [("accuracy", 0.9), ("loss", 0.4)]
