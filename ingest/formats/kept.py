@@ -64,7 +64,7 @@ def list_kept(
             origin = form.origin(data, target, base_dir)
             folder = f"sources/{digest_of(origin.identity)}"
             if not storage.exists(f"{folder}/done.json"):
-                note = _keep(origin, target, storage, folder)
+                note = _keep(origin, target, storage, folder, is_code=data.format == "python")
                 storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, **note})
             done = storage.read_json(f"{folder}/done.json")
             states[split] = origin.version
@@ -77,7 +77,7 @@ def list_kept(
     return Listing(files, listing.left_out)
 
 
-def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[str, Any]:
+def _keep(origin: Origin, target: str, storage: Storage, folder: str, *, is_code: bool) -> dict[str, Any]:
     """Read the note on where the rows are. It is written last: of two processes at once each writes rows of its own."""
     with origin.reading():
         files = None if origin.files is None else origin.files()
@@ -87,7 +87,7 @@ def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[st
         with announce_wait(f"the rows of {shorten(target)}, which are copied to the storage once"):
             written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
         if not written:
-            raise _no_rows(target)
+            raise _no_rows(target) if is_code else DataError(f"{target} holds no rows", next_step="write some, or correct data")
     return {"rows_in": attempt.split("/")[0]}
 
 
@@ -112,6 +112,8 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     Raises:
         DataError: it does not hold rows.
     """
+    if isinstance(value, Iterator):  # its rows come once, and are read twice
+        value = list(value)
     digest = stream_digest(bytes.fromhex(bytes_digest(part)) for part in _parts(value, name))
     folder = f"sources/{digest}"
     if not storage.exists(f"{folder}/done.json"):
@@ -163,20 +165,18 @@ def _each(value: Any) -> Iterable[Any]:
 
 
 def _table(value: Any, name: str, number: int) -> pa.Table:
+    where = f"{name}: table {number} (from 0)"
     try:
         if isinstance(value, pa.RecordBatch):
             value = pa.Table.from_batches([value])
         elif isinstance(value, np.ndarray) and value.dtype.names:
             value = {field: value[field] for field in value.dtype.names}
         elif type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns"):
-            value = _of_pandas(value)
+            value = _of_pandas(value, where)
         if isinstance(value, Mapping):
-            value = pa.table({column: _column(array) for column, array in value.items()})
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise DataError(
-            f"{name}: table {number} (from 0) does not become Arrow: {' '.join(str(error).split())}",
-            next_step="give each column one type and all columns as many rows",
-        ) from error
+            value = pa.table({column: _column(array, f"{where}, column {column!r}") for column, array in value.items()})
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise _not_arrow(where, error) from error
     if not isinstance(value, pa.Table):
         raise DataError(
             f"{name} gave a {type(value).__name__} ({shorten(value)}), which are not rows",
@@ -185,15 +185,49 @@ def _table(value: Any, name: str, number: int) -> pa.Table:
     return value.replace_schema_metadata(None)
 
 
-def _of_pandas(frame: Any) -> pa.Table:
+def _not_arrow(where: str, error: Exception) -> DataError:
+    shown = " ".join(str(error).split())
+    return DataError(
+        f"{where} does not become Arrow: {shown}", next_step="give each column one type and all columns as many rows"
+    )
+
+
+def _of_pandas(frame: Any, where: str) -> pa.Table:
     index = frame.index
     if any(name is not None for name in index.names):
         raise ValueError(f"the index {list(index.names)} would be lost; call reset_index() to make it columns")
-    return pa.Table.from_pandas(frame, preserve_index=False)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    for position, name in enumerate(table.column_names):
+        if str(frame.dtypes.iloc[position]) == "object":
+            _refuse_other_times(frame.iloc[:, position], table.column(position), f"{where}, column {name!r}")
+    return table
 
 
-def _column(values: Any) -> pa.Array:
+def _column(values: Any, where: str) -> pa.Array:
     """Return an array [rows, ...] as a column: of more than one dimension as tensors of a fixed shape."""
     if isinstance(values, np.ndarray) and values.ndim > 1:
+        if np.ma.is_masked(values):
+            raise ValueError("a masked array of several dimensions would lose its mask; fill it, or give lists with None")
         return tensor_array(values)
-    return pa.array(values)
+    of_objects = isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object"
+    if of_objects and any(np.ma.is_masked(value) for value in values):
+        raise ValueError("masked arrays in a list would lose their masks; fill them, or give lists with None")
+    try:
+        column = pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise _not_arrow(where, error) from error
+    if of_objects:
+        _refuse_other_times(values, column, where)
+    return column
+
+
+def _refuse_other_times(values: Iterable[Any], column: pa.Array | pa.ChunkedArray, where: str) -> None:
+    """Refuse days beside times, times with and without a zone, and nanoseconds, of which pyarrow keeps what fits the first."""
+    if "date" not in str(column.type) and "timestamp" not in str(column.type):
+        return
+    for row, (value, made) in enumerate(zip(values, column.to_pylist(), strict=True)):
+        if made is not None and not isinstance(value, np.ndarray) and value != made:
+            raise DataError(
+                f"{where}, row {row} holds {value!r}, which would become {made!r}",
+                next_step="give the column one kind of times, all with a zone or all without",
+            )

@@ -73,7 +73,7 @@ def _opened(file: SourceFile, reader: str) -> Iterator[Any]:
                 raise
             raise PreflightError(
                 f"{file.uri}: {error}",
-                next_step="pip install cramjam (snappy), backports.zstd or lz4, on every node of a cluster too",
+                next_step='pip install "penstock[avro]" (snappy), backports.zstd or lz4, on every node too',
             ) from error
         except OverflowError as error:
             raise DataError(

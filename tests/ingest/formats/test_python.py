@@ -89,19 +89,34 @@ def rows():
     assert "waiting for the rows of 'source.py:rows', which are copied to the storage once" in capsys.readouterr().err
 
 
+_HEAD = """import datetime as dt
+import numpy as np
+import pandas as pd
+D = dt.datetime(2020, 1, 1, 17)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("return 3", "gave a int .*are not rows"),
         ("return iter(())", "gave no rows"),
-        ("yield {'x': [1, 'a']}", "table 0 .*does not become Arrow"),
+        ("yield {'x': [1, 'a']}", "table 0 .*, column 'x' does not become Arrow"),
+        ("yield {'x': [2**64]}", "column 'x' does not become Arrow: Python int too large"),
+        ("yield {'x': [D.date(), D]}", r"column 'x', row 1 holds .*17.*, which would become datetime.date\("),
+        ("yield {'x': [D, D.replace(tzinfo=dt.UTC)]}", "column 'x', row 1 holds .*utc"),
+        ("yield {'x': [[D, D.replace(tzinfo=dt.UTC)]]}", "column 'x', row 0 holds .*utc"),
+        ("yield {'x': [pd.Timestamp('2020-01-01 00:00:00.123456789')]}", "column 'x', row 0 holds .*456789"),
+        ("yield pd.DataFrame({'x': pd.Series([D.date(), D], dtype=object)})", "column 'x', row 1 holds"),
+        ("yield {'x': np.ma.array([[1, 2]], mask=[[0, 1]])}", "would lose its mask"),
+        ("yield {'x': [np.ma.array([1, 2], mask=[0, 1])]}", "would lose their masks"),
         ("yield pd.DataFrame({'x': [1]}, index=pd.Index([7], name='id'))", r"index \['id'\] would be lost; call reset_index"),
-        ("raise KeyError('gone')", r"source.py:rows raised KeyError: 'gone' \(.*source.py, line 4\)"),
+        ("raise KeyError('gone')", r"source.py:rows raised KeyError: 'gone' \(.*source.py, line 6\)"),
     ],
 )
 def test_what_is_no_rows_is_refused_by_name(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read(tmp_path, f"import pandas as pd\n\ndef rows():\n    {body}\n")
+        read(tmp_path, f"{_HEAD}def rows():\n    {body}\n")
     with pytest.raises(PenstockError, match=r"source\.py"):
         read(tmp_path, "def others():\n    pass\n")
 
@@ -120,6 +135,9 @@ def test_shapes_and_types_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert batch.table["at"].to_pylist() == [pd.Timestamp("2026-01-01"), pd.Timestamp("2027-01-01")]
     assert keep_object(given, storage, "train") == uri
     assert keep_object({**given, "y": np.array([1, 3], np.int16)}, storage, "train") != uri
+    assert keep_object(iter([given]), storage, "train") == uri
+    times = {"t": [pd.Timestamp("2020-01-01", tz="Europe/Rome"), None], "d": [pd.Timestamp("2020-01-01").date(), None]}
+    keep_object(times, storage, "train")
 
 
 def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:

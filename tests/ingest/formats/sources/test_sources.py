@@ -231,7 +231,7 @@ def test_what_is_wrong_with_a_query_is_named_without_the_password(tmp_path: Path
     for query, said in {
         "select absent from rows": "(?s)no such column: absent.*in data, or --format and --option of predict",
         "select x, y as x from rows": "gives column 'x' twice",
-        "select x from rows where x > 9": "gave no rows",
+        "select x from rows where x > 9": "holds no rows",
         "select case when x = 1 then 1 else 'a' end as x from rows": "does not become Arrow",
     }.items():
         with pytest.raises(DataError, match=said):
