@@ -167,11 +167,11 @@ def _facts(output: dict[str, Any]) -> Facts:
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
         *((("rows in quarantine", listed),) if (listed := _listed(manifest)) else ()),
-        *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {counted(len(manifest.units), 'unit')}, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
+        *(("rows in two splits", str(found)) for found in _shared(manifest)),  # last: a warning has them, too
     )
 
 

@@ -42,7 +42,7 @@ READY_S = 90.0
 
 
 def serve_ui(file: Path | None, mlflow_port: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, print the address.
+    """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, only print the address.
 
     Args:
         mlflow_port: 0 takes the port of the last time, or a free one.
@@ -64,8 +64,9 @@ def serve_ui(file: Path | None, mlflow_port: int, report: Callable[[str], None])
         if not closing.is_set():
             report(f"MLflow:  {pages['mlflow']}")
             report(f"Prefect: {pages['prefect']}")
+        if prefect.embedded or tracking.startswith(_DATABASES):
             report("Ctrl-C closes them")
-        closing.wait()
+            closing.wait()
         return {"status": "done", **pages}
 
 
@@ -84,7 +85,7 @@ def _setting_on_signal(closing: threading.Event) -> Iterator[None]:
 def _mlflow_page(tracking: str, state_dir: Path, port: int, closing: threading.Event, pipeline: str | None) -> Iterator[str]:
     """Yield the address of MLflow's page; without a configured server, serve one for the block."""
     if not tracking.startswith(_DATABASES):
-        yield tracking
+        yield _list_of_runs(tracking, pipeline) if tracking.startswith(("http://", "https://")) else tracking
         return
     database = database_of(tracking)
     if not port:

@@ -67,7 +67,7 @@ def classes_text(manifest: DatasetManifest) -> str:
     rows = _class_rows(manifest, "train")
     largest = sorted(rows, key=lambda label: (-rows[label], label))[:_CLASSES_NAMED]
     names = _class_names(manifest, largest)
-    return _list([f"{name} {rows[label]:,}" for name, label in zip(names, largest, strict=True)], len(rows))
+    return _list([f"{name}: {rows[label]:,}" for name, label in zip(names, largest, strict=True)], len(rows))
 
 
 _CHECK_LABEL = "check the label, data.train and the rules of the other splits"

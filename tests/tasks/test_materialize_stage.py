@@ -69,20 +69,20 @@ MANY = [number for number in range(15) for _ in range(number + 1)]
 @pytest.mark.parametrize(
     ("train", "held_out", "shown", "said"),
     [
-        (PENGUINS, {"test": ["Gentoo", "Adelie"]}, "'Adelie' 20, 'Gentoo' 20", ""),
-        (PENGUINS, {"validation": ["Gentoo"], "test": ["Adelie"]}, "'Adelie' 20, 'Gentoo' 20", ""),
-        ([*PENGUINS, "Adelei"], {}, "'Adelie' 20, 'Gentoo' 20, 'Adelei' 1", ""),
+        (PENGUINS, {"test": ["Gentoo", "Adelie"]}, "'Adelie': 20, 'Gentoo': 20", ""),
+        (PENGUINS, {"validation": ["Gentoo"], "test": ["Adelie"]}, "'Adelie': 20, 'Gentoo': 20", ""),
+        ([*PENGUINS, "Adelei"], {}, "'Adelie': 20, 'Gentoo': 20, 'Adelei': 1", ""),
         (
             [*PENGUINS, "Adelei\n" + 99 * "i"],
             {"test": ["Gentoo", "Adelie"]},
-            rf"'Adelie' 20, 'Gentoo' 20, 'Adelei\n{48 * 'i'}... 1",
+            rf"'Adelie': 20, 'Gentoo': 20, 'Adelei\n{48 * 'i'}...: 1",
             "materialize: 1 of 3 classes of 'y' has no row in validation or test, so that no metric covers it: "
             rf"'Adelei\n{48 * 'i'}... (1 row); correct misspelt classes at their source",
         ),
         (
             MANY,
             {"test": [14]},
-            ", ".join(f"{number} {number + 1}" for number in range(14, 4, -1)) + " and 5 more",
+            ", ".join(f"{number}: {number + 1}" for number in range(14, 4, -1)) + " and 5 more",
             "materialize: 14 of 15 classes of 'y' have no row in validation or test, so that no metric covers them: 0 (1 row), "
             + ", ".join(f"{number} ({number + 1} rows)" for number in range(1, 10))
             + " and 4 more; correct wrong labels at their source; if 'y' is a quantity, cast: {y: float32}",
@@ -142,13 +142,13 @@ def test_class_names_come_from_label_encoder(tmp_path: Path, monkeypatch: pytest
         return prepared(Source.of(tmp_path / folder, {"train/a.parquet": table}, steps, label=label), monkeypatch)[0]
 
     assert (
-        shown("feature", [cities, {"drop": ["kind"]}], "y") == ", ".join(f"{number} 1" for number in range(10)) + " and 2 more"
+        shown("feature", [cities, {"drop": ["kind"]}], "y") == ", ".join(f"{number}: 1" for number in range(10)) + " and 2 more"
     )
     both = [cities, {"label_encoder": {"column": "kind"}}, {"drop": ["y"]}]
-    assert shown("two", both, "kind") == "'a' 4, 'b' 4, 'c' 4"
+    assert shown("two", both, "kind") == "'a': 4, 'b': 4, 'c': 4"
     (tmp_path / "numbered").mkdir()
     (tmp_path / "numbered" / "code.py").write_text("def f(batch):\n    return {'city': batch['city'] + 10}\n")
-    assert shown("numbered", [{"drop": ["kind", "y"]}, cities, {"map_batches": "code.py:f"}], "city") == "10 6, 11 6"
+    assert shown("numbered", [{"drop": ["kind", "y"]}, cities, {"map_batches": "code.py:f"}], "city") == "10: 6, 11: 6"
 
 
 def test_unseen_one_hot_values_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Ui:
             name, _, url = line.strip().partition(": ")
             self.pages[name] = url.strip()
             if line.startswith("Ctrl-C"):
-                break
+                break  # without it the command ends by itself
         self.family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
 
     def end(self, signum: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_ui_serves_both_pages_until_ctrl_c(started: Ui, folder: Path) -> None:
 
 
 def test_ui_prints_configured_servers_and_starts_none(folder: Path) -> None:
-    # Stands for a Prefect server: `ui` asks for its health only.
+    # Stands for both servers: `ui` asks for their health, and for the experiments.
     port = free_port()
     stub = f"""
 import http.server
@@ -121,17 +121,20 @@ class Healthy(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"true")
+    def do_POST(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{{"experiments": [{{"name": "tiny", "experiment_id": "7"}}]}}')
 http.server.HTTPServer(("127.0.0.1", {port}), Healthy).serve_forever()
 """
     with subprocess.Popen([sys.executable, "-c", stub], stderr=subprocess.DEVNULL) as server:
         try:
             wait_for_port(port)
             api = f"http://127.0.0.1:{port}/api"
-            ui = Ui(folder, PREFECT_API_URL=api, MLFLOW_TRACKING_URI="http://mlflow.example:5000")
-            assert ui.pages["MLflow"] == "http://mlflow.example:5000"
+            ui = Ui(folder, PREFECT_API_URL=api, MLFLOW_TRACKING_URI=f"http://127.0.0.1:{port}")
+            assert ui.pages["MLflow"] == f"http://127.0.0.1:{port}/#/experiments/7/runs?workflowType=machine_learning"
             assert ui.pages["Prefect"] == f"http://127.0.0.1:{port}"
-            assert ui.family == []
-            assert ui.end(signal.SIGTERM)["status"] == "done"
+            assert ui.process.wait(60) == 0, "there is nothing to close"
         finally:
             server.kill()
 
