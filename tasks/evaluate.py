@@ -92,7 +92,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
     }
-    # MLflow keeps the first value of a metric at a step; if the weights of that step changed since, the artifact is right.
+    if ctx.attempt.number > 1:  # the labels may have been corrected since
+        _show(ctx, output, again=True)
     ctx.tracker.log_json("evaluation/metrics.json", output)
     ctx.tracker.drain(DRAIN_S)
     return output, "ran"
@@ -171,13 +172,13 @@ def measure_checkpoint(
         torch.set_num_threads(before)
 
 
-def _show(ctx: RunContext, output: dict[str, Any]) -> None:
+def _show(ctx: RunContext, output: dict[str, Any], *, again: bool = False) -> None:
     # In every attempt: a kill right after the stage must not lose its numbers. The tracker drops what is there already.
     last = ctx.output("train")["step"]
     for name, value in output["metrics"].items():
         # Validation has been charted while training. A page shows the newest value: let it be that of the model that was kept.
         after = name.startswith("val/") and output["step"] < last
-        ctx.tracker.log_metrics({name: value}, last + 1 if after else output["step"])
+        ctx.tracker.log_metrics({name: value}, last + 1 if after else output["step"], again=again)
 
 
 def _facts(output: dict[str, Any]) -> Facts:

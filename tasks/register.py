@@ -139,12 +139,21 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 
 def _as_of_now(ctx: RunContext, output: dict[str, Any]) -> dict[str, Any]:
-    """With the alias as the registry has it: a rollback or a person may have moved it."""
+    """With the registry's address and the alias of now: the folder may have moved, and a rollback or a person the alias.
+
+    If the same weights were measured again, such as on corrected labels, the version is described by the new numbers.
+    """
     alias, registry = ctx.project.spec.register_.alias, ctx.project.registry
-    if alias is None or not isinstance(registry, KeepsAliases):
+    uri = registry.default_uri(ctx.state_dir)
+    output = {**output, "tracking_uri": redact_text(uri)}
+    if not isinstance(registry, KeepsAliases):
         return output
     try:
-        holder = registry.aliases(registry.default_uri(ctx.state_dir), output["name"]).get(alias)
+        if ctx.outcomes["evaluate"].outcome == "ran":
+            registry.describe(uri, output["name"], output["version"], describe(ctx))
+        if alias is None:
+            return output
+        holder = registry.aliases(uri, output["name"]).get(alias)
     except ServiceError:
         return {**output, "alias": f"{alias}, unless it was moved since: the registry does not answer"}
     if holder == output["version"]:

@@ -91,7 +91,11 @@ def test_reused_register_stage_shows_present_alias(
     uri = registered["tracking_uri"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     spec = SimpleNamespace(register_=SimpleNamespace(alias="candidate"))
-    ctx = cast("RunContext", SimpleNamespace(project=SimpleNamespace(registry=MLFLOW, spec=spec), state_dir=tmp_path))
+    outcomes = {"evaluate": SimpleNamespace(outcome="reused")}
+    project = SimpleNamespace(registry=MLFLOW, spec=spec)
+    ctx = cast("RunContext", SimpleNamespace(project=project, state_dir=tmp_path, outcomes=outcomes))
+    moved = REGISTER.as_of_now(ctx, {**registered, "tracking_uri": "sqlite:////elsewhere/mlflow.db"})
+    assert moved["tracking_uri"] == uri, "the address that loads it now"
 
     def said() -> str:
         return dict(REGISTER.facts(REGISTER.as_of_now(ctx, registered)))["alias"]
@@ -103,6 +107,23 @@ def test_reused_register_stage_shows_present_alias(
     other = client.create_model_version("m", "file:///nowhere", registered["run_id"]).version
     client.set_registered_model_alias("m", "candidate", other)
     assert said() == f"none: candidate is at version {other}"
+
+
+def test_reused_version_is_described_by_new_metrics(
+    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    uri = registered["tracking_uri"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri, registry_uri=uri)
+    client.update_model_version("m", registered["version"], "Result: test/accuracy 0.8700\n\nTrained by run [r](#/page)")
+    measured = {"metrics": {"test/accuracy": 0.66}, "step": 7, "best_by": None}
+    ran = SimpleNamespace(outcome="ran", output=measured)
+    spec = SimpleNamespace(register_=SimpleNamespace(alias=None), train=None)
+    project = SimpleNamespace(registry=MLFLOW, spec=spec)
+    ctx = cast("RunContext", SimpleNamespace(project=project, state_dir=tmp_path, outcomes={"evaluate": ran}))
+    REGISTER.as_of_now(ctx, registered)
+    described = client.get_model_version("m", registered["version"]).description
+    assert described == "Result: test/accuracy 0.6600\n\nTrained by run [r](#/page)"
 
 
 def test_other_mlflow_or_deleted_version_registers_again(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from penstock.training.registry.registry import PREVIOUS, WEIGHTS_TAG, Registere
 from penstock.training.tracking.mlflow_backend import open_client, patiently
 from penstock.training.tracking.mlflow_store import mlflow_uri
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
-from penstock.training.tracking.mlflow_versions import tags_behind, version_exists
+from penstock.training.tracking.mlflow_versions import model_behind, tags_behind, version_exists
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -74,6 +74,19 @@ class MlflowRegistry:
         client = open_client(uri)
         for key, value in tags.items():
             _tag(client, name, version, key, value)
+
+    def describe(self, uri: str, name: str, version: str, paragraphs: Sequence[str]) -> None:
+        """See `KeepsAliases`; the last paragraph, which links to the run, stays."""
+        client, text = open_client(uri), "\n\n".join(paragraphs)
+
+        def write() -> None:
+            known = client.get_model_version(name, version)
+            link = (known.description or "").split("\n\n")[-1]
+            client.update_model_version(name, version, f"{text}\n\n{link}")
+            if (model_id := model_behind(known)) is not None:
+                client.set_logged_model_tags(model_id, {"mlflow.note.content": text})
+
+        patiently("describe the version", write)
 
     def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
         """See `KeepsAliases`; found by a tag of the version that lost the alias."""

@@ -152,6 +152,10 @@ class KeepsAliases(Protocol):
         """Set tags of a version."""
         ...
 
+    def describe(self, uri: str, name: str, version: str, paragraphs: Sequence[str]) -> None:
+        """Replace `TrainedVersion.description` of a version."""
+        ...
+
     def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
         """Return when a version of these weights lost `alias` by `roll_back`; None if it did not, or got it back."""
         ...

@@ -202,8 +202,16 @@ class Tracker(ABC):
             fresh = [point for point in map(self._take, points) if point.values]
             self._sender.put_points(fresh)
 
-    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Queue values measured now by the driver, such as those of an evaluation."""
+    def log_metrics(self, values: Mapping[str, float], step: int, *, again: bool = False) -> None:
+        """Queue values measured now by the driver, such as those of an evaluation.
+
+        Args:
+            again: also where the service has a value at this step, which this one replaces as the newest.
+        """
+        if again:
+            with self._lock:
+                for name in values:
+                    self._last_step.pop(self.fit_key(name), None)
         self.points([Point(time.time_ns() // 1_000_000, step, values)])
 
     def log_machine(self, t_ms: int, values: Mapping[str, float]) -> None:

@@ -268,6 +268,17 @@ def test_the_list_of_runs_has_a_view_with_the_held_out_metrics(uri: str) -> None
     assert json.loads(view)["selectedColumns"] == columns, "a sweep's metric is one column more"
 
 
+def test_metric_measured_again_replaces_the_old_value(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.log_metrics({"test/accuracy": 0.87}, 7)
+    tracker.close("FINISHED")
+    later = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    later.log_metrics({"test/accuracy": 0.5}, 7)
+    later.log_metrics({"test/accuracy": 0.66}, 7, again=True)
+    assert later.close("FINISHED") == 0
+    assert MlflowClient(uri).get_run(tracker.run_id).data.metrics == {"test/accuracy": 0.66}
+
+
 def test_artifacts_lie_beside_the_database(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.log_figure("figures/confusion.png", b"png")
