@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
@@ -200,6 +201,7 @@ class MetricSet:
         """
         values: dict[str, float] = {}
         self.undefined = {}
+        _fill_empty_states(self.metrics)
         counts = None if self._counts is None else self._counts.compute()
         for name, metric in self.metrics.items():
             values.update(_scalars(name, metric.compute() if self.raw else self._where_defined(name, metric, counts)))
@@ -357,6 +359,29 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) ->
         fact = facts.get(kind, "a number")
         return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
     return None if model.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+
+
+def _fill_empty_states(metrics: Mapping[str, Metric]) -> None:
+    """Give a rank without rows empty states of the other ranks' types and shapes. A collective if metrics keep rows.
+
+    torchmetrics sends float32 of one axis for a list without rows, and the ranks' collectives then do not match.
+    """
+    kept = {
+        (name, state): values
+        for name, metric in metrics.items()
+        for state, values in metric.metric_state.items()
+        if isinstance(metric._defaults[state], list)
+    }
+    if not kept or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    own = {key: (values[0].dtype, values[0].shape[1:]) for key, values in kept.items() if values}
+    forms: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(forms, own)
+    for name, state in kept.keys() - own.keys():
+        found = next((of_rank[name, state] for of_rank in forms if (name, state) in of_rank), None)
+        if found is not None:
+            empty = torch.empty((0, *found[1]), dtype=found[0], device=metrics[name].device)
+            setattr(metrics[name], state, [empty])
 
 
 def _takes_predictions_alone(metric: Metric) -> bool:

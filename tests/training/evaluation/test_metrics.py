@@ -39,9 +39,11 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.determinism import in_deterministic_mode
 from penstock.training.evaluation.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
+from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from tests import ROOT
 from tests.training.digits import write_digits
+from tests.training.ranks import run_ranks
 
 
 def schema(classes: int | None = None, label: str | None = "y") -> FeedSchema:
@@ -322,6 +324,18 @@ def test_augment_is_deterministic_while_metrics_are_counted(tmp_path: Path) -> N
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(modes) > 10_000 and all(modes)
+
+
+def areas(group: Group) -> dict[str, float]:
+    """Areas under the curves of rows that rank 0 alone has."""
+    metrics = make_metrics(["auroc", "average_precision", "accuracy"], schema(3), recipe())
+    if group.is_first:
+        metrics.update(torch.randn(12, 3, generator=torch.Generator().manual_seed(1)), {"y": torch.arange(12) % 3})
+    return metrics.compute()
+
+
+def test_rank_without_rows_computes_metrics_that_keep_rows() -> None:
+    assert run_ranks(areas, 2) == [areas(Group(0, 1, torch.device("cpu")))] * 2
 
 
 def test_several_labels_or_targets_agree_with_scikit_learn() -> None:
