@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,7 @@ class ParsedCopy:
             self._writer.close()
             if self._sink is not None:
                 self._sink.flush()
+            os.utime(self._part, ns=(time.time_ns(), _sealed_ns(self._path)))
             os.replace(self._part, self._path)
         self._close()
 
@@ -169,9 +171,15 @@ def _tables(copy: pa.RecordBatchFileReader, schema: pa.Schema, names: list[str])
 
 def _opened(path: Path | None) -> pa.RecordBatchFileReader | None:
     try:
-        return None if path is None else pa.ipc.open_file(pa.memory_map(str(path)))
+        is_whole = path is not None and os.stat(path).st_mtime_ns == _sealed_ns(path)
+        return pa.ipc.open_file(pa.memory_map(str(path))) if is_whole else None
     except (OSError, pa.ArrowException):
         return None
+
+
+def _sealed_ns(path: Path) -> int:
+    """Return the time of change that a finished copy gets, by its name; a later write, by whatever program, gives it another."""
+    return (1 + zlib.crc32(path.stem.encode()) % 10**9) * 10**9
 
 
 def _folder() -> Path:
@@ -198,7 +206,7 @@ def _room_at(folder: Path, tick: int) -> float:
     boot, now = boot_id()[:8], time.time()
     for path in (*folder.glob(_COPIES), *folder.glob(_PARTS)):
         with contextlib.suppress(OSError):
-            if not path.name.lstrip(".").startswith(boot) or now - path.stat().st_mtime > _KEPT_S:
+            if not path.name.lstrip(".").startswith(boot) or now - path.stat().st_ctime > _KEPT_S:
                 path.unlink()
     disk, budget = shutil.disk_usage(folder), configured_budget()
     free = disk.free - kept_free(disk.total, disk.free)
