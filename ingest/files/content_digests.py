@@ -6,6 +6,7 @@ A touched or copied file has another time and the same rows; only its content sh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import time
@@ -26,13 +27,20 @@ _SETTLED_S = 2.0
 """A file that was written just now may be written again within one tick of its clock; its digest is not remembered."""
 
 
+_ASKED = 500
+"""Digests that are looked up by one query."""
+
 _seen: dict[str, str] = {}
 """What this process has looked up: files are compared with their listing one by one, and opening the table takes 1 ms."""
 
 
-def content_digests(paths: Sequence[str]) -> list[str]:
-    """Return the digest of each file's content, read only where it is not remembered."""
-    stats = [os.stat(path) for path in paths]
+def content_digests(paths: Sequence[str], known_stats: Sequence[os.stat_result | None] | None = None) -> list[str]:
+    """Return the digest of each file's content, read only where it is not remembered.
+
+    Args:
+        known_stats: the state of each file a moment ago, which need not be asked for again.
+    """
+    stats = [stat or os.stat(path) for path, stat in zip(paths, known_stats or itertools.repeat(None), strict=False)]
     keys = list(map(_key, stats))
     known = {key: _seen[key] for key in keys if key in _seen}
     if len(known) == len(set(keys)):
@@ -82,13 +90,12 @@ def _memory() -> Iterator[sqlite3.Connection | None]:
 def _recall(memory: sqlite3.Connection | None, keys: Sequence[str]) -> dict[str, str]:
     if memory is None:
         return {}
+    known: dict[str, str] = {}
     with contextlib.suppress(sqlite3.Error):
-        return {
-            key: row[0]
-            for key in keys
-            if (row := memory.execute("select digest from blake3 where key = ?", (key,)).fetchone()) is not None
-        }
-    return {}
+        for some in (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED)):
+            marks = ",".join("?" * len(some))
+            known.update(memory.execute(f"select key, digest from blake3 where key in ({marks})", some))
+    return known
 
 
 def _remember(memory: sqlite3.Connection | None, digests: dict[str, str]) -> None:

@@ -124,4 +124,4 @@ def _info(path: str) -> dict[str, Any]:
             return {"type": "gone"}  # between the listing and here, as temporary files do
         return {"type": "file", "size": 0, "leads_nowhere": os.readlink(path)}
     kind = "file" if stat.S_ISREG(found.st_mode) else "other"
-    return {"type": kind, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return {"type": kind, "size": found.st_size, "stat": found}

@@ -74,6 +74,8 @@ _TABLE_FORMATS = {
 }
 """Tables whose log lists the files that count: the names in the log, and what reads the rows."""
 
+_MAY_BE_LOG = re.compile("|".join(re.escape(names.partition("/")[0]) for names, _ in _TABLE_FORMATS.values()))
+
 _HIVE_ACID = re.compile(r"(?:^|/)(?:base_\d+|(?:delete_)?delta_\d+_\d+(?:_\d+)?)(?:_v\d+)?/bucket_\d+")
 """Files of a transactional table of Hive, whose later ones replace rows of earlier ones."""
 
@@ -161,6 +163,10 @@ class SourceFile(Section):
     folder_types: tuple[tuple[str, str], ...] = ()
     """Columns in the folders' names with their types as text, where a table declares them."""
 
+    def with_facts(self, **facts: Any) -> SourceFile:
+        """Return a copy with other values of some fields, which are not checked."""
+        return self.model_construct(self.model_fields_set, **{**self.__dict__, **facts})
+
     @property
     def content(self) -> str | None:
         """What two files share only if they hold the same bytes; None where the fingerprint is a time or a size."""
@@ -191,6 +197,9 @@ class TableFiles(Section):
     """Below the root."""
     types: dict[str, str]
     """Column in the names of the folders -> its type as text."""
+
+
+_LISTED = {"uri", "name", "location", "size_bytes", "fingerprint"}
 
 
 class Listing(NamedTuple):
@@ -252,31 +261,35 @@ def list_source(
 
 def _list_named(named: TableFiles, split: Split) -> list[SourceFile]:
     probe_endpoint(named.root)
+    fs, root = filesystem_of(named.root)
+    names = sorted(named.names)
 
-    def found(name: str) -> SourceFile:
-        uri = f"{named.root}/{name}"
-        fs, path = filesystem_of(uri)
+    def found(name: str) -> dict[str, Any]:
         try:
-            info = fs.info(path)
+            return fs.info(f"{root}/{name}")  # type: ignore[no-any-return]
         except FileNotFoundError as error:
             raise DataError(
-                f"{uri}: is gone, and the table's log names it",
+                f"{named.root}/{name}: is gone, and the table's log names it",
                 next_step="name a newer version of the table; what cleans it up (VACUUM, expire_snapshots) takes old ones away",
             ) from error
         except Exception as error:  # every store has errors of its own
-            raise _listing_problem(f"data.{split}", uri, error) from error
-        return SourceFile(
-            uri=uri,
+            raise _listing_problem(f"data.{split}", f"{named.root}/{name}", error) from error
+
+    with ThreadPoolExecutor(_LOOKS) as pool:
+        infos = dict(zip((f"{root}/{name}" for name in names), pool.map(found, names), strict=True))
+    return [
+        SourceFile(
+            uri=f"{named.root}/{name}",
             name=name,
             location=split,
             size_bytes=int(info["size"] or 0),
-            fingerprint=_fingerprint(fs, path, info),
+            fingerprint=fingerprint,
             folder_types=tuple(sorted(named.types.items())),
         )
-
-    with ThreadPoolExecutor(_LOOKS) as pool:
-        files = list(pool.map(found, sorted(named.names)))
-    return _by_content(files) if is_local(named.root) else files
+        for name, info, fingerprint in zip(
+            names, infos.values(), _fingerprints(fs, infos, by_content=is_local(named.root)), strict=True
+        )
+    ]
 
 
 def extension_of(name: str) -> str:
@@ -316,15 +329,17 @@ def list_location(
         _refuse_uncommitted(called, fs, wanted)
         _refuse_dataset_dicts(called, fs, [] if whole else [root], found)
         _refuse_dangling(wanted)
+        fingerprints = _fingerprints(fs, wanted, by_content=is_local(uri))
         files = [
-            SourceFile(
+            SourceFile.model_construct(  # without the checks, and one set of names: there may be millions
+                _LISTED,
                 uri=full if is_local(uri) else "::".join([fs.unstrip_protocol(full), *behind]),
                 name=names[full],
                 location=split,
                 size_bytes=int(info["size"] or 0),
-                fingerprint=_fingerprint(fs, full, info),
+                fingerprint=fingerprint,
             )
-            for full, info in wanted.items()
+            for (full, info), fingerprint in zip(wanted.items(), fingerprints, strict=True)
         ]
     except PenstockError:
         raise
@@ -340,7 +355,7 @@ def list_location(
         )
     files.sort(key=lambda file: file.name)
     left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
-    return Listing(_by_content(files) if is_local(uri) else files, left_out)
+    return Listing(files, left_out)
 
 
 def _name_below(root: str, full: str) -> str:
@@ -356,17 +371,6 @@ def _describe_formats(found: Iterable[str]) -> str:
     return ""
 
 
-def _by_content(files: list[SourceFile]) -> list[SourceFile]:
-    """Local files with the digest of their content as fingerprint, unless they are too large to be read through for it."""
-    if sum(file.size_bytes for file in files) > DIGESTED_BYTES:
-        return files
-    try:
-        digests = content_digests([file.uri.removeprefix("file://") for file in files])
-    except OSError:
-        return files  # the reader names every file that it cannot open
-    return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
-
-
 def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequence[str], folders: set[str]) -> None:
     """Refuse a folder of a table, which holds files with deleted rows beside those that count.
 
@@ -374,7 +378,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         below: paths of files that were found, a log perhaps among them.
         folders: other places of a log.
     """
-    logs = [(format, name) for format in _TABLE_FORMATS for name in below if _is_log(format, name)]
+    logs = [(format, name) for name in below if _MAY_BE_LOG.search(name) for format in _TABLE_FORMATS if _is_log(format, name)]
     with ThreadPoolExecutor(_LOOKS) as pool:
         asked = [(format, folder) for folder in sorted(folders) for format in _TABLE_FORMATS]
         logs += [
@@ -394,12 +398,12 @@ def _refuse_uncommitted(called: str, fs: AbstractFileSystem, paths: Iterable[str
     """Refuse files that their writers' own records do not count: of Hive's transactions, and of failed writes of Databricks."""
     by_write: dict[tuple[str, str], list[str]] = {}
     for path in paths:
-        if _HIVE_ACID.search(path):
+        if "bucket_" in path and _HIVE_ACID.search(path):
             raise DataError(
                 f"{called}: {path} belongs to a transactional table of Hive: other files replace or delete some of its rows",
                 next_step="let Hive write the rows that count (INSERT OVERWRITE DIRECTORY ... STORED AS ORC SELECT ...)",
             )
-        if made := _WRITE_OF.search(posixpath.basename(path)):
+        if "-tid-" in path and (made := _WRITE_OF.search(posixpath.basename(path))):
             by_write.setdefault((posixpath.dirname(path), made[1]), []).append(path)
     for (folder, write), files in by_write.items():
         started, committed = (f"{folder}/_{state}_{write}" for state in ("started", "committed"))
@@ -471,12 +475,15 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
     return "data" if globbed or is_format or not extension_of(last) else "left out"
 
 
-def _fingerprint(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> str:
-    if "mtime_ns" in info:
-        return str(info["mtime_ns"])
-    if "ino" in info and "mtime" in info:
-        return str(os.stat(path).st_mtime_ns)
-    return fingerprints_of(fs, path, info)[0]
+def _fingerprints(fs: AbstractFileSystem, found: Mapping[str, dict[str, Any]], *, by_content: bool) -> list[str]:
+    """Return the fingerprint of each file: on a local disk the digest of its content, unless that would take too long."""
+    if by_content and sum(info["size"] for info in found.values()) <= DIGESTED_BYTES:
+        with contextlib.suppress(OSError):  # the reader names every file that it cannot open
+            return content_digests([*found], [info.get("stat") for info in found.values()])
+    return [
+        str((info.get("stat") or os.stat(path)).st_mtime_ns) if by_content else fingerprints_of(fs, path, info)[0]
+        for path, info in found.items()
+    ]
 
 
 def fingerprints_of(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> list[str]:

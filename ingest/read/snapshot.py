@@ -160,13 +160,11 @@ def read_source(
     return SourceSnapshot(
         format=data.format,
         files=tuple(
-            file.model_copy(
-                update={
-                    "rows": fact.rows,
-                    "cuts": fact.cuts,
-                    "lacks": tuple(name for name in in_files if name not in fact.columns),
-                    "row_bytes": fact.row_bytes,
-                }
+            file.with_facts(
+                rows=fact.rows,
+                cuts=fact.cuts,
+                lacks=tuple(name for name in in_files if name not in fact.columns),
+                row_bytes=fact.row_bytes,
             )
             for file, fact in zip(files, facts, strict=True)
         ),

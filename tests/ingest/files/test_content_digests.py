@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_read_through_is_left_to_the_reader_to_name(
 ) -> None:
     folder = make_rows(tmp_path / "one")
 
-    def gone_meanwhile(paths: Sequence[str]) -> list[str]:
+    def gone_meanwhile(paths: Sequence[str], stats: object) -> list[str]:
         os.remove(paths[0])
         return content_digests(paths)
 

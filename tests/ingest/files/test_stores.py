@@ -61,7 +61,8 @@ def test_data_are_read_from_one_store_and_kept_in_another(
     storage.write_bytes("a", b"kept")
     assert storage.read_bytes("a") == b"kept" and Storage(bucket).tree() == {"rows/a.parquet": len(as_parquet())}
     # A node with the variables can do its part; one without gets an error that names them, and their values are nowhere.
-    needs = NodeNeeds(None, "", b"", [(file, len(as_parquet()))])
+    storage.write_bytes("check/token", b"me")
+    needs = NodeNeeds(storage, "check", b"me", [(file, len(as_parquet()))])
     assert check_node(needs) == []
     assert settings["env_prefix"] in os.environ["PENSTOCK_STORES"]
     assert os.environ["ROWS_SECRET_ACCESS_KEY"] not in os.environ["PENSTOCK_STORES"]
