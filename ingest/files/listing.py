@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 from urllib.parse import unquote
 
 from fsspec.spec import AbstractFileSystem
@@ -185,7 +186,11 @@ class SourceFile(Section):
 def values_in_folders(name: str) -> dict[str, str | None]:
     """As `SourceFile.folder_columns`, of a path below the root."""
     pairs = (part.partition("=") for part in name.split("/")[:-1])
-    return {unquote(name): None if value == _NULL else unquote(value) for name, sign, value in pairs if name and sign}
+    return {
+        unquote(name): None if value == _NULL else normalize("NFC", unquote(value))
+        for name, sign, value in pairs
+        if name and sign
+    }
 
 
 class TableFiles(Section):

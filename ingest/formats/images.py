@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 from PIL import Image
@@ -85,9 +86,12 @@ class ImageReader(Reader):
 
 
 def class_of(file: SourceFile) -> str | None:
-    """Return the first folder below the location's root, as in torchvision's ImageFolder; None for an image at the root."""
+    """Return the first folder below the location's root, as in torchvision's ImageFolder; None for an image at the root.
+
+    In Unicode's composed form: macOS writes the same name decomposed.
+    """
     folder, slash, _ = file.name.partition("/")
-    return folder if slash else None
+    return normalize("NFC", folder) if slash else None
 
 
 def refuse_without_class(file: SourceFile) -> None:

@@ -107,6 +107,11 @@ class Chain:
                 + did_you_mean(label, list(names)),
                 next_step="correct data.label, or keep that column in the transforms",
             )
+        if "" in names:
+            raise DataError(
+                "a column has no name, which a model's inputs need; pandas writes the numbers of the rows so",
+                next_step='leave it out (preprocess: - drop: [""]), or give it a name in the source',
+            )
         for name in PROVENANCE_COLUMNS:
             if name in names:
                 raise DataError(f"the column name {name!r} is taken by penstock", next_step="rename it")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -187,6 +188,7 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
         # Among equally frequent categories the first in sorted order wins.
         by_count = sorted(tally.counts.items(), key=lambda item: (-item[1], item[0]))
         kept = [_plain(value) for value, _ in by_count[: question.max_categories]]
+        _refuse_two_forms(question.column, kept)
         return ColumnFacts(categories=tuple(sorted(kept)), most_frequent=kept[0]) if kept else None
     if tally.entries:
         places = [_facts(question, entry) for entry in tally.entries]
@@ -199,6 +201,18 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
     quantiles = np.quantile(np.concatenate(tally.values), levels).tolist() if levels else []
     std = (tally.squares / tally.count) ** 0.5
     return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles))
+
+
+def _refuse_two_forms(column: str, categories: Sequence[Category]) -> None:
+    """Refuse categories that differ in nothing but their Unicode form: they look alike, and would be two."""
+    seen: dict[str, Category] = {}
+    for value in categories:
+        first = seen.setdefault(normalize("NFC", value), value) if isinstance(value, str) else value
+        if first != value:
+            raise DataError(
+                f"column {column!r} holds {value!r} in two Unicode forms: {first!a} and {value!a}",
+                next_step="write it in one form in the source: unicodedata.normalize('NFC', text)",
+            )
 
 
 def _plain(value: Category | np.generic) -> Category:

@@ -178,7 +178,7 @@ def _opened(path: Path | None) -> pa.RecordBatchFileReader | None:
 
 
 def _sealed_ns(path: Path) -> int:
-    """Return the time of change that a finished copy gets, by its name; a later write, by whatever program, gives it another."""
+    """Return the time of change that a finished copy gets, by its name; a later write of any program gives it another."""
     return (1 + zlib.crc32(path.stem.encode()) % 10**9) * 10**9
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -95,6 +96,13 @@ def _find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
     return pc.index_in(values, keys)
 
 
+def _shown(value: Any, state: ColumnState) -> str:
+    """Format a value that was not learnt, and the one that was and looks like it."""
+    form = normalize("NFC", str(value))
+    alike = [known for known in state.categories or () if known != value and normalize("NFC", str(known)) == form]
+    return shorten(value) + (f" ({value!a}, in another Unicode form than {alike[0]!a})" if alike else "")
+
+
 class _Encoder(Transform[O]):
     learns = True
 
@@ -122,7 +130,7 @@ class _Encoder(Transform[O]):
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
         """Replace the column by its codes, as a subclass writes them; a code is null for a value that was not learnt."""
         name, values, unseen = state.column, rows.column(state.column), codes.is_null().to_numpy(zero_copy_only=False)
-        rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
+        rows.reject(unseen, "unknown category", name, lambda row: _shown(values[row].as_py(), state))
         rows.put(name, pc.drop_null(codes).cast(pa.int64()))
 
     def _count(self, rows: Rows, name: str, unseen: np.ndarray) -> None:
@@ -152,7 +160,7 @@ class OneHot(_Encoder[OneHotOptions]):
         name, unseen = state.column, codes.is_null().to_numpy(zero_copy_only=False)
         if self.options.unknown == "error":
             values = rows.column(name)
-            rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
+            rows.reject(unseen, "unknown category", name, lambda row: _shown(values[row].as_py(), state))
             codes, unseen = pc.drop_null(codes), np.zeros(int((~unseen).sum()), np.bool_)
         self._count(rows, name, unseen)
         vectors = np.zeros((len(codes), self._width(state)), np.float32)

@@ -434,3 +434,32 @@ def test_fit_before_decode_image_decodes_nothing(tmp_path: Path) -> None:
     columns = {"image": [b"not an image"] * 10, "label": ["a", "b"] * 5}
     source = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, [LEARN, DECODE], label="label", invalid="drop")
     assert source.fit().classes == ("a", "b")
+
+
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+
+
+def test_class_in_two_unicode_forms_refused(tmp_path: Path) -> None:
+    files = {"a.csv": f"x,y\n1,{COMPOSED}\n2,{DECOMPOSED}\n3,tea\n"}
+    source = Source.of(tmp_path, files, ["label_encoder"], format="csv", train=".", label="y")
+    with pytest.raises(DataError, match=r"in two Unicode forms: 'cafe\\u0301' and 'caf\\xe9'"):
+        source.materialize()
+
+
+def test_class_in_other_unicode_form_than_train_is_shown(tmp_path: Path) -> None:
+    files = {"train/a.csv": f"x,y\n1,{COMPOSED}\n2,tea\n", "test/a.csv": f"x,y\n1,{DECOMPOSED}\n"}
+    source = Source.of(tmp_path, files, ["label_encoder"], format="csv", train="train", test="test", label="y")
+    with pytest.raises(DataError, match=r"'cafe\\u0301', in another Unicode form than 'caf\\xe9'"):
+        source.materialize()
+
+
+def test_class_folders_in_two_unicode_forms_are_one_class(tmp_path: Path) -> None:
+    files: dict[str, bytes] = {}
+    for number, (split, name) in enumerate(
+        [("train", COMPOSED), ("train", DECOMPOSED), ("train", "tea"), ("test", DECOMPOSED)]
+    ):
+        content = io.BytesIO()
+        Image.new("L", (4, 4), number).save(content, "PNG")
+        files[f"{split}/{name}/{number}.png"] = content.getvalue()
+    source = Source.of(tmp_path, files, ["label_encoder"], format="images", train="train", test="test", label="label")
+    assert source.materialize().feed_schema.classes == (COMPOSED, "tea")

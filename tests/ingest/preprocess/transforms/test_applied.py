@@ -594,3 +594,11 @@ def test_scaler_constant_divides_by_one() -> None:
         warnings.simplefilter("error")
         state = ColumnState(column="a", center=3.0, scale=1.0)
         assert apply(pa.table({"a": [3, 3]}), {"standard_scaler": {"columns": ["a"]}}, state)["a"].to_pylist() == [0, 0]
+
+
+def test_column_without_name_refused_unless_dropped() -> None:
+    rows = pa.table({"": [0, 1], "x": [0.5, 1.5]})
+    with pytest.raises(DataError, match="a column has no name") as refused:
+        transform_table(rows)
+    assert 'drop: [""]' in refused.value.next_step
+    assert transform_table(rows, [{"drop": [""]}]).column_names == ["x"]
