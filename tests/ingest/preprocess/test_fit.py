@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
