@@ -35,6 +35,8 @@ class Group:
     world_size: int
     device: torch.device
     _meetings: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
+    _past: list[str] = field(default_factory=list, compare=False, repr=False)
+    """Keys of meetings that this rank has left."""
 
     @classmethod
     def current(cls, device: torch.device) -> Group:
@@ -73,6 +75,9 @@ class Group:
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
             there = store.add(meeting, 0)
+        for key in self._past:  # all ranks are here, so none reads them any more
+            store.delete_key(key)
+        self._past[:] = [meeting] if self.is_first else []
         return result
 
     def everyones(self, own: dict[str, str]) -> list[dict[str, str]]:
@@ -81,6 +86,7 @@ class Group:
             return [own]
         store, fact = dist.distributed_c10d._get_default_store(), f"penstock/fact-{next(self._meetings)}"
         self.together(lambda: store.set(f"{fact}/{self.rank}", json.dumps(own)))
+        self._past.append(f"{fact}/{self.rank}")
         return [json.loads(store.get(f"{fact}/{rank}")) for rank in range(self.world_size)]
 
     def sum(self, values: list[float]) -> list[float]:

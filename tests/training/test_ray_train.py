@@ -52,6 +52,7 @@ from tests.ingest.preparing import Source
 from tests.runs.forked import fork_workers_from_here
 from tests.training.digits import CPU, ROWS, ListClient, make_job
 from tests.training.on_ray.test_trainer import Watcher
+from tests.training.ranks import run_ranks
 
 PARAMS = {"lr": 0.02, "epochs": 3, "batch_size": 32}
 
@@ -92,6 +93,19 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run_alone(job: TrainJob, client: ListClient | None = None) -> RankResult:
     return run_loop_rank(job, Group(0, 1, CPU), client or ListClient())
+
+
+def error_of(group: Group, job: TrainJob) -> str:
+    try:
+        run_loop_rank(job, group, ListClient())
+    except TrainingError as error:
+        return error.message
+    return ""
+
+
+def test_report_of_one_worker_alone_is_named(tmp_path: Path) -> None:
+    errors = run_ranks(error_of, 2, loop_job(tmp_path, "reports_alone"))
+    assert errors == ["ray.train.report was not called by every worker: rank 0 reports; rank 1 has ended"] * 2
 
 
 @pytest.mark.usefixtures("without_ray")

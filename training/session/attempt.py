@@ -215,6 +215,7 @@ def _run_to_end(job: TrainJob, loop: Callable[[Session], None], session: Session
     try:
         with Recipe(loop, job.code.target).reraise_as_user_error("training"):
             loop(session)
+        session.meet("has ended")
     except PenstockError as error:
         if session.first_pass_is_empty and session.state.step == step:
             error.next_step = EMPTY_PASS

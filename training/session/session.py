@@ -219,6 +219,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         for name, value in refused.items():
             if value is not None:
                 raise SpecError(f"ray.train.report: {name} is not supported in a pipeline", next_step="take it out")
+        self.meet("reports")
         self._before = None
         # Two reports after one batch are two steps of the charts; the count of batches does not change.
         self._reported_step = max(self._step, self._reported_step + 1)
@@ -242,6 +243,20 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._newest = checkpoint
         if stop and (self._knows_epochs or not at_last):  # after the last batch of a pass a user's loop cannot continue
             raise StopAtCheckpoint
+
+    def meet(self, act: str) -> None:
+        """Wait until every rank reports, or every rank ends; outside of collectives, which a lone rank would upset.
+
+        Raises:
+            TrainingError: some report while others have ended.
+        """
+        acts = [each["act"] for each in self._group.everyones({"act": act})]
+        if len(set(acts)) > 1:
+            which = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(acts))
+            raise TrainingError(
+                f"ray.train.report was not called by every worker: {which}",
+                next_step="call it on every worker equally often; only rank 0 needs to give a checkpoint",
+            )
 
     def _times(self) -> dict[str, float]:
         """Sum up each rank's seconds in passes and waits since the last report. A collective."""
