@@ -89,6 +89,13 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
         word = {True: " better", False: " worse", None: ""}[entry["better"]]
         table.add_row(entry["metric"], *values, apart + word)
     console.print(table, soft_wrap=False)
+    for entry in compared["same_rows"]:
+        for paired in entry["metrics"]:
+            if paired["low"] is not None:
+                show(
+                    f"on the {counted(entry['rows'], 'row')} of {entry['split']} that both judged: {paired['metric']} "
+                    f"{paired['difference']:+.4f}, 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]"
+                )
     moved = [entry for entry in compared["data"]["columns"] if entry["drifted"]]
     for entry in moved[:_COLUMNS_SHOWN]:
         show(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
@@ -215,7 +222,9 @@ def _describe_metric(compared: Mapping[str, Any]) -> list[str]:
     if metric is None or metric["difference"] is None:
         return []
     split, _, name = metric["metric"].partition("/")
-    word = {True: "better", False: "worse", None: "the same"}[metric["better"]]
+    word = "better" if metric["better"] else "worse"
+    if metric["better"] is None:
+        return [f"{metric['metric']} is the same: {metric['after']:.4f}."]
     text = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
     for entry in compared["same_rows"]:
         for paired in entry["metrics"]:

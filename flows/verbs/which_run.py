@@ -97,16 +97,20 @@ class RunNames:
 
 
 def main_metric(run: Run) -> str | None:
-    """Return the metric of the best checkpoint, else the first held-out metric of the result."""
+    """Return the metric of the best checkpoint, on the test rows if it was measured there, else the first held-out metric."""
     metrics = run.result.get("metrics", {})
     chosen = ((run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}).get("metric")
-    wanted = [chosen, *(f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss"))]
+    wanted = [
+        f"test/{str(chosen).rpartition('/')[2]}",
+        chosen,
+        *(f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss")),
+    ]
     return next((name for name in wanted if name in metrics), next(iter(sorted(metrics)), None))
 
 
 def better_sign(run: Run, metric: str) -> int:
     """Return 1 if more is better, -1 if less is."""
     best = (run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}
-    if best.get("metric") == metric:
+    if str(best.get("metric")).rpartition("/")[2] == metric.rpartition("/")[2]:
         return 1 if BestSpec.model_validate(best).mode == "max" else -1
     return -1 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1

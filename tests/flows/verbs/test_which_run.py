@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpecError
-from penstock.flows.verbs.which_run import RunNames
+from penstock.flows.verbs.compare import _describe_metric
+from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from tests.drills.project import make_project
@@ -51,3 +52,30 @@ def test_names_by_order_pass_over_runs_without_records(tmp_path: Path) -> None:
     found = [names.find(name, lambda run: bool(run.result.get("metrics"))).run for name in ("previous", "last")]
     assert found == ["r-2", "r-3"]
     assert [names.find(name).run for name in ("previous", "last")] == ["r-3", "r-4"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "metric", "sign"),
+    [
+        ({"val/auroc": 0.9, "test/auroc": 0.8, "test/accuracy": 0.7}, "test/auroc", 1),
+        ({"val/auroc": 0.9, "test/accuracy": 0.7}, "val/auroc", 1),
+        ({"test/loss": 0.9}, "test/loss", -1),
+        ({}, None, 0),
+    ],
+)
+def test_runs_are_compared_on_test_rows(metrics: dict[str, float], metric: str | None, sign: int) -> None:
+    best = {"metric": "val/auroc", "mode": "max"}
+    spec = {"train": {"checkpoint": {"best": best}}}
+    run = Run(run="r", pipeline="p", created="", spec=spec, result={"metrics": metrics})
+    assert main_metric(run) == metric
+    assert metric is None or better_sign(run, metric) == sign
+
+
+def test_equal_metric_has_no_interval() -> None:
+    paired = {"metric": "accuracy", "difference": 0.0, "low": 0.0, "high": 0.0, "sure": False}
+    compared = {
+        "main_metric": "test/accuracy",
+        "metrics": [{"metric": "test/accuracy", "before": 1.0, "after": 1.0, "difference": 0.0, "better": None}],
+        "same_rows": [{"split": "test", "rows": 177, "metrics": [paired]}],
+    }
+    assert _describe_metric(compared) == ["test/accuracy is the same: 1.0000."]
