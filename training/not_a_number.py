@@ -9,16 +9,21 @@ from torch import Tensor
 
 from penstock.errors import TrainingError
 
-__all__ = ["check_weights", "not_a_number"]
+__all__ = ["IN_THE_MODEL", "check_weights", "not_a_number"]
 
 
-def not_a_number(what: str) -> TrainingError:
-    """Make the error that ends training; `what` is not finite."""
+IN_THE_MODEL = "where the model or train.params set it, or clip gradients there"
+"""The place of the learning rate for frameworks that do not read `train.learning_rate`."""
+
+
+def not_a_number(
+    what: str, rate: str = "(train.learning_rate, or where the recipe's own optimizer() sets it) or set train.clip_norm"
+) -> TrainingError:
+    """Make the error that ends training; `what` is not finite. `rate` is the place of the learning rate."""
     return TrainingError(
         f"{what}; nothing was saved after it",
-        next_step="lower the learning rate (train.learning_rate, or where the recipe's own optimizer() sets it) or set "
-        "train.clip_norm, check the values of the features, and run again: it continues from the checkpoint before, with "
-        "the new rate",
+        next_step=f"lower the learning rate {rate}, check the values of the features, and run again: "
+        "it continues from the checkpoint before, with the new rate",
     )
 
 

@@ -19,7 +19,7 @@ from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.on_workers import OnWorkers, build_user_model, refuse_unread
 from penstock.training.job import TrainJob
 from penstock.training.model import LearningModel, Predicts, UsualPredicts
-from penstock.training.not_a_number import not_a_number
+from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -82,7 +82,7 @@ class InProcess(OnWorkers):
         columns = dict(batch.columns)
         loss = model.learn(columns)
         if not math.isfinite(loss):
-            raise not_a_number(f"{code.target}: the loss of the first batch is {loss}")
+            raise not_a_number(f"{code.target}: the loss of the first batch is {loss}", IN_THE_MODEL)
         size = sum(map(len, model.files().values()))
         shape = list(model.predict(columns, batch.rows).shape) if model.can_predict else None
         return TriedBatch(

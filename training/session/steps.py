@@ -24,7 +24,7 @@ from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import measured
 from penstock.training.job import TrainJob
 from penstock.training.model import TrainedModel
-from penstock.training.not_a_number import not_a_number
+from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
@@ -180,7 +180,7 @@ def learn_batches(
             step += 1
             values = dict(learn(batch))
             if not math.isfinite(values["train/loss"]):
-                raise not_a_number(f"the training loss is {values['train/loss']} at step {step:,}")
+                raise not_a_number(f"the training loss is {values['train/loss']} at step {step:,}", IN_THE_MODEL)
             if step >= last or step % len(rows) == 0:
                 break
             if validates := plan.validates(step):

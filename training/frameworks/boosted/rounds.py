@@ -26,7 +26,7 @@ from penstock.training.frameworks.boosted.library import ShardTable, Trees
 from penstock.training.frameworks.boosted.model import loss_of
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
-from penstock.training.not_a_number import not_a_number
+from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
 from penstock.training.state import TrainState
@@ -102,7 +102,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
                 logged |= {f"workers/{rank}/step_s": step_s, f"workers/{rank}/cpu_s": cpu_s}
         values = {"train/loss": train / rows}
         if not math.isfinite(train):
-            raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}")
+            raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}", IN_THE_MODEL)
         if held_out is not None:
             values |= {"val/loss": lost / max(others, 1.0)}
             values |= {f"val/{name}": value for name, value in parts.metrics.compute().items()}

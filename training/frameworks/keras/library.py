@@ -57,6 +57,12 @@ def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
         raise SpecError(
             f"train.recipe: the model of {code.target} is not compiled", next_step="call model.compile(optimizer, loss) in it"
         )
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if optimizer.use_ema and not optimizer.ema_overwrite_frequency:
+        raise SpecError(
+            f"train.recipe: the optimizer of {code.target} has use_ema: only Model.fit puts the averages into the weights",
+            next_step="set ema_overwrite_frequency, too, or take use_ema out",
+        )
     return model
 
 

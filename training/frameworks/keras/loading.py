@@ -62,6 +62,10 @@ def load(spec: ModelSpec, files: Storage) -> KerasModel:
         CheckpointError: the weights do not fit the model.
     """
     model = build(spec.code, spec.params, spec.feed_schema)
+    if not model.built:  # a subclass has variables after its first batch
+        columns = spec.feed_schema.columns
+        empty = {each.name: torch.zeros(1, *each.shape, dtype=getattr(torch, each.dtype)) for each in columns}
+        model(inputs_of(model, empty, spec.feed_schema, spec.code.target))
     read_variables(files.read_bytes(WEIGHTS), model.variables, files.uri(WEIGHTS))
     return KerasModel(model, spec.feed_schema, spec.code.target)
 
@@ -93,4 +97,6 @@ def _named(variables: list[Any]) -> dict[str, Any]:
 def _array(value: Any) -> np.ndarray:
     import keras
 
+    if keras.backend.standardize_dtype(value.dtype) == "bfloat16":  # not of NumPy
+        value = keras.ops.cast(value, "float32")
     return np.asarray(keras.ops.convert_to_numpy(value))

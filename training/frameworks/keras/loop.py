@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +66,29 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         for name, theirs in variables.items():
             read_variables(Path(newest.path, name).read_bytes(), theirs, f"{name} of a checkpoint")
 
+    before = _unsaved(model)
+
     def learn(batch: dict[str, Tensor]) -> dict[str, float]:
         model.reset_metrics()  # else the values are means since the start
         found = model.train_on_batch(*given(batch), return_dict=True)
         return {f"train/{name}": float(np.asarray(value)) for name, value in found.items()}
 
     def write(folder: Path) -> None:
+        for name, _ in _unsaved(model).items() - before.items():
+            session.doubt(f"{name} is not a variable of the model")
         for name, theirs in variables.items():
             (folder / name).write_bytes(written_variables(theirs))
         model.save(folder / WHOLE)
 
     learn_batches(job, group, session, KerasModel(model, schema, job.code.target), learn, write)
+
+
+def _unsaved(model: Any) -> dict[str, str]:
+    """Return the numbers, texts and lists that layers keep as attributes: they are no variables, so no checkpoint has them."""
+    found: dict[str, str] = {}
+    for layer in model._flatten_layers():
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and name != "training":
+                with suppress(TypeError, ValueError):  # an object, or a tensor
+                    found[f"{layer.name}.{name}"] = json.dumps(value)
+    return found

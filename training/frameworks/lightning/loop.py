@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
 from penstock.training.job import TrainJob
-from penstock.training.not_a_number import not_a_number
+from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
@@ -137,7 +137,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if isinstance(loss, Tensor) and not math.isfinite(value := loss.detach().float().item()):
-                raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
+                raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}", IN_THE_MODEL)
             if self._outside is None:  # after the first batch, which fills caches
                 self._outside = unsaved_state(module, internal=self._internal)
             if trainer.global_step == self._step:

@@ -6,6 +6,7 @@ the rows and the random generators are the session's (training/session/), so the
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -23,16 +24,20 @@ from penstock.training.checkpoint.matching import load_matching, start_weights
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import TransformersModel
 from penstock.training.job import TrainJob
-from penstock.training.not_a_number import not_a_number
+from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng, seed_rng
 from penstock.training.session.session import Session
 from penstock.training.session.steps import REPORT_EVERY, Epochs, SavePlan, Validation, train_epochs
+from penstock.training.step.unsaved import changed_state, unsaved_state
 
 __all__ = ["fit"]
 
 _NOT_KEPT = ("training_args.bin", "rng_state*.pth")
 """A pickle, and the generators, which the session saves for all ranks."""
+
+_OF_THE_TRAINER = ("current_flos", "current_gradient_accumulation_steps", "is_in_train", "last_loss")
+"""Attributes of every Trainer that change."""
 
 
 def fit(job: TrainJob, group: Group, session: Session) -> None:
@@ -113,7 +118,9 @@ def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
             loss = super().training_step(model, users.inputs(self.model, inputs, label), *more, **options)
             self.last_loss = loss.item()
             if not math.isfinite(self.last_loss):
-                raise not_a_number(f"the training loss is {self.last_loss} at step {self.state.global_step + 1:,}")
+                raise not_a_number(
+                    f"the training loss is {self.last_loss} at step {self.state.global_step + 1:,}", IN_THE_MODEL
+                )
             return loss
 
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -139,11 +146,30 @@ class _Saving(transformers.TrainerCallback):
         self._validation = Validation(job, group, model)
         self._plan = SavePlan(job, group, session)
         self._values: dict[str, float] = {}
+        self._before: dict[str, object] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Compare the steps of a schedule that ends with those of the run that continues."""
+        newest = self._session.get_checkpoint()
+        if newest is not None and not str(args.lr_scheduler_type.value).startswith("constant"):
+            before = json.loads(Path(newest.path, "trainer_state.json").read_text())["max_steps"]
+            if before != state.max_steps:
+                self._session.doubt(
+                    f"the schedule depends on the number of steps: {before:,} before and {state.max_steps:,} now"
+                )
+
+    def _outside(self) -> dict[str, object]:
+        """Return state of the model and of the user's Trainer that is in no checkpoint."""
+        found = unsaved_state(self._trainer.model, self._trainer)
+        ours = ("recipe._", *(f"recipe.{name}" for name in _OF_THE_TRAINER))
+        return {name.replace("recipe.", "trainer."): value for name, value in found.items() if not name.startswith(ours)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Save in the middle of an epoch."""
         state.epoch = state.global_step / len(self._rows)  # it counts from 0 where an epoch goes on in its middle
         step = state.global_step
+        if self._before is None:  # after the first step, which fills caches
+            self._before = self._outside()
         if step % len(self._rows) == 0 or step >= state.max_steps:
             return  # the epoch's end saves it
         validates = self._plan.validates(step)
@@ -168,6 +194,8 @@ class _Saving(transformers.TrainerCallback):
                 file.unlink()
         if not self._values:
             self._measure(False)
+        for name in changed_state(self._before or {}, self._outside()):
+            self._session.doubt(f"{name} is in no state_dict")
         try:
             self._report(ray.train.Checkpoint.from_directory(folder) if self._group.is_first else None)
         finally:

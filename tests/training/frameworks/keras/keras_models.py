@@ -35,3 +35,31 @@ def charted(schema):
     model = digits(schema)
     model.compile(keras.optimizers.Adam(0.01), loss)
     return model
+
+
+class Counting(keras.Model):
+    """A subclass, which has variables after its first batch, and a count that is no variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.flat, self.dense = 0, keras.layers.Flatten(), keras.layers.Dense(10, activation="softmax")
+
+    def call(self, image, training=False):
+        self.seen += int(training)
+        return self.dense(self.flat(image))
+
+
+def counting(schema):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = Counting()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def averaging(schema):
+    model = digits(schema)
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "sparse_categorical_crossentropy")
+    return model

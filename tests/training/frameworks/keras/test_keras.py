@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,17 @@ def test_keras_model_is_loaded_and_unread_fields_are_refused(tmp_path: Path, mon
     points = [point.values for point in read_journal(own.run_storage, 99)]
     assert sum(values["train/rows"] for values in points) == 2 * ROWS["train"]
     assert [values["val/rows"] for values in points if "val/rows" in values] == [ROWS["validation"]] * 2
+    averaging = keras_job(tmp_path, "run", target="averaging")
+    with pytest.raises(SpecError, match=r"only Model\.fit puts the averages into the weights"):
+        KERAS.try_batch(averaging.code, averaging.spec, SCHEMA, batch, 17)
+    KERAS.run_rank(keras_job(tmp_path, "counting", target="counting", max_steps=17), Group(0, 1, CPU), ListClient())
+    counting = keras_job(tmp_path, "counting", target="counting", attempt=2)
+    ended = KERAS.run_rank(counting, Group(0, 1, CPU), ListClient())
+    assert re.fullmatch(r"same-order: counting\w*\.seen is not a variable of the model", ended.exactness)
+    end = job_checkpoints(counting).committed()[0]
+    spec = spec.model_copy(update={"code": counting.code})
+    found = evaluate(counting, load_model(spec, end.storage), splits=["validation"], figures=False)
+    assert found.metrics["val/loss"] == pytest.approx(end.manifest.metrics["val/loss"], rel=1e-5)
     bare = keras_job(tmp_path, "run", target="not_compiled")
     with pytest.raises(SpecError, match="is not compiled"):
         KERAS.try_batch(bare.code, bare.spec, SCHEMA, batch, 17)

@@ -41,3 +41,15 @@ class Vision:
 
     def inputs(self, batch):
         return {"pixel_values": batch["image"].unsqueeze(1)}
+
+
+class CountingTrainer(Trainer):
+    seen = 0
+
+    def compute_loss(self, model, inputs, *more, **options):
+        self.seen += model.training
+        return super().compute_loss(model, inputs, *more, **options)
+
+
+class Counts(Vision):
+    trainer = CountingTrainer

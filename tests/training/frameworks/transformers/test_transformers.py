@@ -64,6 +64,13 @@ def test_single_rank_continues_when_epochs_are_added(tmp_path: Path) -> None:
     (first,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=1, checkpoint={"every_s": None})])
     (second,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=2, attempt=2)])
     assert (first.state.step, second.resumed_from_step, second.state.step) == (11, 11, 22)
+    assert second.exactness.endswith(", the schedule depends on the number of steps: 11 before and 22 now")
+    constant = {**PARAMS, "lr_scheduler_type": "constant"}
+    del constant["warmup_steps"]
+    own = {"workers": 1, "params": constant, "target": "Counts"}
+    train(alone, [hf_job(tmp_path, "own", epochs=1, **own)])
+    (counted,) = train(alone, [hf_job(tmp_path, "own", epochs=2, attempt=2, **own)])
+    assert counted.exactness == "same-order: trainer.seen is in no state_dict"
 
 
 def test_batch_is_tried_and_model_without_column_is_refused(tmp_path: Path) -> None:
