@@ -76,7 +76,7 @@ class LightningFramework(OwnLoop):
             )
         model = LightningModel(module.eval(), code.target)
         shape = None
-        with torch.no_grad():
+        with torch.no_grad(), collecting(OwnValues(None, "val")):
             with Recipe(module, code.target).reraise_as_user_error("validation_step, else training_step, after training"):
                 evaluated = float(model.loss(columns))
             if model.can_predict:
