@@ -6,6 +6,7 @@ noticed by its rows rather than in the middle of a training.
 
 from __future__ import annotations
 
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
 from penstock.ingest.formats.format import Origin
+from penstock.ingest.formats.given import GIVEN, tables_of
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
@@ -33,8 +35,6 @@ __all__ = ["forget_others", "keep_object", "list_kept"]
 
 PART_BYTES = 32 << 20
 """About what a file holds: what is in memory at once, and what one worker prepares."""
-
-_TAKEN = "pandas DataFrames, Arrow tables or record batches, dicts of arrays, structured numpy arrays, or a ray.data.Dataset"
 
 
 def list_kept(
@@ -112,19 +112,23 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     Raises:
         DataError: it does not hold rows.
     """
-    if isinstance(value, Iterator):  # its rows come once, and are read twice
-        value = list(value)
-    digest = stream_digest(bytes.fromhex(bytes_digest(part)) for part in _parts(value, name))
-    folder = f"sources/{digest}"
-    if not storage.exists(f"{folder}/done.json"):
-        if not _write(storage, f"{folder}/rows/part", _parts(value, name)):
+    digests: list[bytes] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-rows-") as made:  # an iterator gives its rows once
+        for number, part in enumerate(_parts(value, name)):
+            Path(made, f"part-{number:05d}.arrow").write_bytes(part)
+            digests.append(bytes.fromhex(bytes_digest(part)))
+        if not digests:
             raise _no_rows(name)
-        storage.write_json(f"{folder}/done.json", {"version": 1, "target": name, "rows_in": "rows"})
+        folder = f"sources/{stream_digest(digests)}"
+        if not storage.exists(f"{folder}/done.json"):
+            for file in sorted(Path(made).iterdir()):
+                storage.put_file(file, f"{folder}/rows/{file.name}")
+            storage.write_json(f"{folder}/done.json", {"version": 1, "target": name, "rows_in": "rows"})
     return storage.uri(f"{folder}/rows")
 
 
 def _no_rows(name: str) -> DataError:
-    return DataError(f"{name} gave no rows", next_step=f"let it return or yield {_TAKEN}")
+    return DataError(f"{name} gave no rows", next_step=f"let it return or yield {GIVEN}")
 
 
 def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> int:
@@ -139,7 +143,7 @@ def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> int:
 def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:
     """Arrow files of about `PART_BYTES`, each of one schema."""
     held: list[pa.Table] = []
-    for number, each in enumerate(_each(value)):
+    for number, each in enumerate(tables_of(value)):
         table = _table(each, name, number)
         if held and (table.schema != held[0].schema or sum(part.nbytes for part in held) >= PART_BYTES):
             yield _file(held)
@@ -155,13 +159,6 @@ def _file(tables: list[pa.Table]) -> pa.Buffer:
         for table in tables:
             writer.write_table(table, max_chunksize=65536)
     return sink.getvalue()
-
-
-def _each(value: Any) -> Iterable[Any]:
-    if type(value).__module__.partition(".")[0] == "ray" and hasattr(value, "iter_batches"):
-        return value.iter_batches(batch_size=65536, batch_format="pyarrow")  # type: ignore[no-any-return]
-    whole = hasattr(value, "columns") or isinstance(value, Mapping | np.ndarray | str | bytes)
-    return [value] if whole or not isinstance(value, Iterable) else value
 
 
 def _table(value: Any, name: str, number: int) -> pa.Table:
@@ -180,7 +177,7 @@ def _table(value: Any, name: str, number: int) -> pa.Table:
     if not isinstance(value, pa.Table):
         raise DataError(
             f"{name} gave a {type(value).__name__} ({shorten(value)}), which are not rows",
-            next_step=f"let it return or yield {_TAKEN}",
+            next_step=f"let it return or yield {GIVEN}",
         )
     return value.replace_schema_metadata(None)
 
