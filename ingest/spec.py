@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Discriminator,
     Field,
     FiniteFloat,
@@ -43,7 +45,13 @@ PATH = "path"
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-Moment = dt.datetime | FiniteFloat
+def _refuse_infinity(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is neither a time nor a finite number; leave the limit out")
+    return value
+
+
+Moment = Annotated[dt.datetime | FiniteFloat, BeforeValidator(_refuse_infinity)]
 """A point on a column of times or of numbers."""
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
@@ -31,6 +32,10 @@ __all__ = ["STAGE", "feed_opener", "preparation_of"]
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names of an index in files that pandas has written: in CSV, in CSV that it read and wrote again, in Parquet."""
+
+
+_MOST_CLASSES = 20
+"""A label of more whole floats is a quantity, such as an age."""
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -94,6 +99,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         *of_columns,
         untried_classes(manifest),
         one_class(manifest),
+        _whole_label_warning(ctx, manifest),
         *empty_splits(manifest, ctx.project.spec.data),
     ):
         if warning:
@@ -127,6 +133,27 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
+    )
+
+
+def _whole_label_warning(ctx: RunContext, manifest: DatasetManifest) -> str:
+    """Format a warning if the label is of floats that are all whole and few, as classes beside a missing one; else empty."""
+    label = manifest.feed_schema.label
+    shard = next((shard for shard in manifest.shards if shard.split == "train"), None)
+    read_as_floats = label in [field.name for field in ctx.snapshot.arrow_schema() if pa.types.is_floating(field.type)]
+    if label is None or not read_as_floats or shard is None or ctx.project.spec.materialize.cache != "disk":
+        return ""
+    batch = pa.ipc.open_file(pa.BufferReader(ctx.storage.read_bytes(shard.path))).get_batch(0)
+    if not pa.types.is_floating(batch.schema.field(label).type):
+        return ""
+    values = pc.unique(batch.column(label)).to_pylist()
+    if len(values) > _MOST_CLASSES or not all(value.is_integer() for value in values) or 2 * len(values) > batch.num_rows:
+        return ""
+    named = ", ".join(f"{value:g}" for value in sorted(values)[:5])
+    return (
+        f"the label {label!r} holds whole numbers only ({named}), and is learnt as a quantity (a regression), as its type is "
+        f"{batch.schema.field(label).type}; if they are classes, add the transform label_encoder, or "
+        f"data.types: {{{in_yaml(label)}: int64}}"
     )
 
 

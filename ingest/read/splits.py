@@ -132,6 +132,7 @@ def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: Spl
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
     values = (column.cast(pa.int64()) if times else column).to_numpy(zero_copy_only=False)
+    values = values.astype(np.float64) if values.dtype.kind == "f" else values  # a limit may be beyond float16
     if np.isnan(values).any() if values.dtype.kind == "f" else False:
         raise DataError(f"data.{split}.by: {name!r} holds NaN in {files[0].uri}", next_step="correct the rows in the source")
     inside = np.ones(len(values), np.bool_)

@@ -105,6 +105,16 @@ def test_classes_of_train_alone_are_warned_of(
     assert prepared(source, monkeypatch) == (shown, [said] if said else [])
 
 
+@pytest.mark.parametrize("labels", [[0.0, 1.0], [0.0, 1.0, 2.0]])
+def test_label_of_whole_floats_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: list[float]) -> None:
+    table = pa.table({"y": labels * 20, "x": [row + 0.5 for row in range(20 * len(labels))]})
+    (said,) = prepared(Source.of(tmp_path / "floats", {"train/a.parquet": table}, [], label="y"), monkeypatch)[1]
+    assert said.startswith("materialize: the label 'y' holds whole numbers only (0, 1") and "regression" in said
+    whole = table.set_column(0, "y", table["y"].cast(pa.int64()))
+    as_quantity = Source.of(tmp_path / "cast", {"train/a.parquet": whole}, [{"cast": {"y": "float32"}}], label="y")
+    assert not prepared(as_quantity, monkeypatch)[1]
+
+
 def test_columns_that_a_file_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"y": [0.5, 1.5]}
     files = {f"train/{night}.parquet": pa.table({**rows, "age": [at, at + 0.5]}) for at, night in enumerate("abc")}

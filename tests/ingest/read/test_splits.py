@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,13 @@ def test_numbers_are_split_where_they_lie_and_the_rest_by_a_share() -> None:
     assert (codes[:10_000] == 1).mean() == pytest.approx(0.2, abs=0.02)
 
 
+def test_limit_beyond_float16_splits_without_a_warning() -> None:
+    table = pa.table({"t": pa.array([1.0, 60000.0], pa.float16())})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert split_codes(spec(test={"by": "t", "before": 100_000.0}), table, TRAIN).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("values", "rule", "said"),
     [
@@ -442,6 +450,7 @@ def test_each_row_is_validation_in_one_fold_and_groups_and_classes_are_kept(
         ({"validation": {}}, "validation needs a fraction, or after or before"),
         ({"validation": {"fraction": 0.1, "after": 1, "by": "t"}}, "after and before cannot be used with fraction"),
         ({"validation": {"after": 1}}, "need a column of times or numbers"),
+        ({"validation": {"after": float("inf"), "by": "t"}}, "inf is neither a time nor a finite number"),
         ({"validation": {"fraction": 0.1, "by": "g", "stratify": "y"}}, "stratify needs by: row"),
         ({"folds": 3, "validation": {"fraction": 0.1}}, "with folds, validation can have only"),
         ({"folds": 3, "validation": "other"}, "with folds, validation can have only"),
