@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import PIL
-import ray
 import torch
 
 import penstock
@@ -64,7 +63,7 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
     return {
         "penstock": penstock.__version__,
         "python": platform.python_version(),
-        "ray": ray.__version__,
+        "ray": version("ray"),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "cuda": str(torch.version.cuda) if is_gpu else "none",

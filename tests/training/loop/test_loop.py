@@ -351,3 +351,9 @@ print(result.status, "torchmetrics" in sys.modules)
     assert done.stdout.split() == ["finished", "True"]
     loaded = set((tmp_path / "modules").read_text().split())
     assert "torch" in loaded and not loaded & {"torchmetrics", "mlflow", "prefect"}
+
+
+def test_loop_is_imported_without_ray() -> None:
+    """What forks workers imports it: Ray reads a worker's settings when it is imported."""
+    script = "import sys, penstock.training.loop.loop; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
