@@ -26,6 +26,8 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["ArrowFormat", "ArrowReader"]
 
+_END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
+
 
 class ArrowFormat(Format):
     """IPC files and streams, Feather version 2 among them."""
@@ -81,4 +83,17 @@ def _open_arrow(file: SourceFile, first_batch: int = 0) -> Iterator[tuple[pa.Sch
             yield reader.schema, (reader.get_batch(index) for index in range(first_batch, reader.num_record_batches))
         else:
             stream = ipc.open_stream(source)
-            yield stream.schema, islice(stream, first_batch, None)
+            yield stream.schema, islice(_to_its_end(stream, source), first_batch, None)
+
+
+def _to_its_end(stream: ipc.RecordBatchStreamReader, source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """Yield all batches. Raises ValueError if the stream does not end with its mark and the file: pyarrow passes over both."""
+    yield from stream
+    end, size = source.tell(), source.size()
+    source.seek(0)
+    is_marked = source.read(4) == _END_MARK[:4]  # not by Arrow before 0.15
+    source.seek(max(0, end - len(_END_MARK)))
+    if is_marked and source.read(len(_END_MARK)) != _END_MARK:
+        raise ValueError("the stream has no end mark")
+    if end != size:
+        raise ValueError(f"{size - end} bytes lie behind the stream's end, perhaps another stream")

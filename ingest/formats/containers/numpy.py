@@ -76,6 +76,10 @@ class NumpyReader(Reader):
             for array in arrays.values():
                 array.stream.seek(array.stream.tell() + max(0, rows - 1) * _row_bytes(array))
                 array.read(min(rows, 1))
+                if array.stream.read(1):
+                    raise DataError(
+                        f"{file.uri}: data lie behind an array, perhaps another one", next_step="save each in a file"
+                    )
         return FileFacts({name: values.type for name, values in none.items()}, rows)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:

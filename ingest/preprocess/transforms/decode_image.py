@@ -185,7 +185,8 @@ def _decode_all(
             ) from error
         except Image.UnidentifiedImageError:  # its text names an address in memory
             pixels.append(None)
-            errors.append("not a JPEG, PNG, BMP, WebP, TIFF or GIF image")
+            is_sound = bytes(content[:4]) in (b"RIFF", b"fLaC", b"OggS")
+            errors.append("a sound" if is_sound else "not a JPEG, PNG, BMP, WebP, TIFF or GIF image")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             pixels.append(None)
             errors.append(str(error) or type(error).__name__)

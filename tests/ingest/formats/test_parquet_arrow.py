@@ -187,6 +187,23 @@ def test_what_is_advised_where_types_do_not_fit_can_be_done(
         assert read_rows(tmp_path, "parquet", types=types).num_rows == 2
 
 
+@pytest.mark.parametrize(
+    ("cut", "said"), [("at a batch", "has no end mark"), ("end mark", "has no end mark"), ("none", "bytes lie behind the")]
+)
+def test_stream_without_its_end_or_with_more_refused(tmp_path: Path, cut: str, said: str) -> None:
+    table, sink = pa.table({"a": range(40)}), pa.BufferOutputStream()
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.slice(0, 20))
+        half = sink.tell()
+        writer.write_table(table.slice(20))
+    whole = sink.getvalue().to_pybytes()
+    (tmp_path / "a.arrows").write_bytes({"at a batch": whole[:half], "end mark": whole[:-8], "none": whole + whole}[cut])
+    with pytest.raises(DataError, match=said):
+        read_rows(tmp_path, "arrow")
+    (tmp_path / "a.arrows").write_bytes(whole)
+    assert read_rows(tmp_path, "arrow").num_rows == 40
+
+
 def test_arrow_files_and_streams_are_read(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2, 3]})
     with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:

@@ -250,6 +250,14 @@ def test_equal_samples_with_other_keys_are_duplicates(tmp_path: Path) -> None:
         source.materialize()
 
 
+def test_two_arrays_in_one_npy_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "a.npy", "wb") as sink:
+        np.save(sink, np.arange(3.0))
+        np.save(sink, np.arange(4.0))
+    with pytest.raises(DataError, match=r"a\.npy: data lie behind an array"):
+        read_rows(tmp_path, "numpy")
+
+
 def test_arrays_of_other_length_may_be_left_out(tmp_path: Path) -> None:
     sink = io.BytesIO()
     np.savez(sink, x=np.arange(4.0), y=np.arange(4), x_test=np.arange(2.0))
