@@ -111,6 +111,8 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
             problems=capped([*problems, *strays]),
             next_step="; ".join(cure for cure, applies in cures.items() if applies),
         )
+    if not unified:
+        raise DataError(f"{files[0].uri}: its rows have no columns", next_step="correct data.train or data.columns")
     return unified
 
 

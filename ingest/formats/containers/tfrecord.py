@@ -32,7 +32,7 @@ Features = dict[str, tuple[int, list[Any]]]
 
 
 class TFRecordFormat(Format):
-    """Records of `tf.train.Example`; may be compressed. A feature with one value in every record is a scalar, else a list."""
+    """Records of `tf.train.Example`; may be compressed. A feature of at most one value a record is a scalar, else a list."""
 
     extensions = (".tfrecord", ".tfrecords")
     libraries = ("google-crc32c",)
@@ -50,10 +50,14 @@ class TFRecordReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every record and its checksums."""
         columns: dict[str, pa.DataType] = {}
+        empty: dict[str, pa.DataType] = {}
         rows = 0
         for examples in self._examples(file):
             for example in examples:
                 for name, (kind, values) in example.items():
+                    if not values:  # missing, if other records have one value
+                        empty[name] = pa.list_(_KINDS[kind])
+                        continue
                     found = _KINDS[kind] if len(values) == 1 else pa.list_(_KINDS[kind])
                     seen = columns.get(name, found)
                     if pa.types.is_list(seen) != pa.types.is_list(found):
@@ -66,7 +70,7 @@ class TFRecordReader(Reader):
                         )
                     columns[name] = joined
                 rows += 1
-        return FileFacts(columns, rows)
+        return FileFacts(empty | columns, rows)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 16 MiB at a time."""
@@ -83,7 +87,7 @@ class TFRecordReader(Reader):
             for number, record in enumerate(_records(stream)):
                 try:
                     held.append(_features(record))
-                except (ValueError, IndexError, struct.error) as error:
+                except (ValueError, LookupError, struct.error) as error:
                     raise DataError(
                         f"{file.uri}: record {number} (from 0) is not a tf.train.Example: {error}",
                         next_step="write tf.train.Example records, or read others in a function: data.format: python",
@@ -131,6 +135,8 @@ def _features(record: bytes) -> Features:
             raise ValueError(f"it has a field {number}")
         for _, entry in _message(features):
             parts = dict(_message(entry))
+            if 1 not in parts:
+                raise ValueError("an entry has no name")
             name, feature = bytes(parts[1]).decode(), parts.get(2, b"")
             for kind, values in _message(feature):
                 found[name] = kind, list(_values(kind, values))

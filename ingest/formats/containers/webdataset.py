@@ -163,7 +163,7 @@ def _value(file: SourceFile, member: str, kind: str, content: bytes) -> Any:
     except ValueError as error:
         raise DataError(
             f"{file.uri}: {member} holds {shorten(content[:80])}, which is not {kind}: {error}",
-            next_step="write the sample again",
+            next_step="write the sample again, or name the other members in data.columns",
         ) from error
     return content
 

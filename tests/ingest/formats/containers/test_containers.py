@@ -468,13 +468,19 @@ def test_what_the_library_itself_has_saved_is_read(tmp_path: Path) -> None:
     assert [str(column) for column in source.materialize().feed_schema.columns] == ["image: uint8[4, 4, 3]", "label: int64"]
 
 
-def as_tfrecord(examples: list[dict[str, Any]]) -> bytes:
-    """What `tf.io.TFRecordWriter` writes of `tf.train.Example`: numbers packed, as its serializer does."""
+def as_records(records: list[bytes]) -> bytes:
     crc32c = pytest.importorskip("google_crc32c")
 
     def masked(data: bytes) -> bytes:
         checksum = crc32c.value(data)
         return struct.pack("<I", ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    headers = [struct.pack("<Q", len(record)) for record in records]
+    return b"".join(header + masked(header) + record + masked(record) for header, record in zip(headers, records, strict=True))
+
+
+def as_tfrecord(examples: list[dict[str, Any]]) -> bytes:
+    """What `tf.io.TFRecordWriter` writes of `tf.train.Example`: numbers packed, as its serializer does."""
 
     def varint(value: int) -> bytes:
         value &= (1 << 64) - 1
@@ -484,19 +490,18 @@ def as_tfrecord(examples: list[dict[str, Any]]) -> bytes:
         return varint(number << 3 | 2) + varint(len(content)) + content
 
     def feature(values: list[Any]) -> bytes:
+        if not values:
+            return part(2, b"")
         if isinstance(values[0], bytes):
             return part(1, b"".join(part(1, value) for value in values))
         if isinstance(values[0], float):
             return part(2, part(1, struct.pack(f"<{len(values)}f", *values)))
         return part(3, part(1, b"".join(map(varint, values))))
 
-    written = b""
-    for example in examples:
-        entries = [part(1, part(1, name.encode()) + part(2, feature(values))) for name, values in example.items()]
-        record = part(1, b"".join(entries))
-        header = struct.pack("<Q", len(record))
-        written += header + masked(header) + record + masked(record)
-    return written
+    entries = [
+        [part(1, part(1, name.encode()) + part(2, feature(values))) for name, values in example.items()] for example in examples
+    ]
+    return as_records([part(1, b"".join(each)) for each in entries])
 
 
 def test_examples_of_tensorflow_are_rows_and_their_checksums_count(tmp_path: Path) -> None:
@@ -518,3 +523,22 @@ def test_examples_of_tensorflow_are_rows_and_their_checksums_count(tmp_path: Pat
         write_files(tmp_path, {"bad/a.tfrecord": wrong})
         with pytest.raises(DataError, match=said):
             read_rows(tmp_path / "bad", "tfrecord")
+
+
+def test_empty_feature_beside_single_values_is_null(tmp_path: Path) -> None:
+    examples = [{"x": [0.5], "y": [1], "never": []}, {"x": [], "y": [2], "never": []}]
+    write_files(tmp_path, {"a.tfrecord": as_tfrecord(examples)})
+    assert read_rows(tmp_path, "tfrecord").to_pydict() == {"never": [[], []], "x": [0.5, None], "y": [1, 2]}
+
+
+@pytest.mark.parametrize(("examples", "said"), [([{}, {}], "its rows have no columns"), ([{"": [1]}], "has no name")])
+def test_examples_without_features_or_names_refused(tmp_path: Path, examples: list[dict[str, Any]], said: str) -> None:
+    content = as_tfrecord(examples)
+    write_files(tmp_path, {"a.tfrecord": content if said != "has no name" else nameless(content)})
+    with pytest.raises(DataError, match=said):
+        read_rows(tmp_path, "tfrecord")
+
+
+def nameless(content: bytes) -> bytes:
+    """The same record, whose one entry holds its feature alone."""
+    return as_records([content[12:-4].replace(b"\x0a\x00", b"\x18\x00")])
