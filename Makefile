@@ -34,7 +34,7 @@ SOURCES := penstock ingest training tasks flows
 # A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
 PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
-TABLES := Deprecated|arro3-core|datasets|deltalake|dill|mmh3|multiprocess|pyiceberg|pyroaring|strictyaml|tenacity|xxhash|zstandard
+TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
 OF_THIRD := $(if $(THIRD),--third $(THIRD))
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
@@ -68,7 +68,7 @@ FRAMEWORKS := tests/training/frameworks/transformers tests/training/frameworks/k
 WITH_LIBRARIES := tests/ingest/formats/containers/test_containers.py::test_what_the_library_itself_has_saved_is_read \
 	tests/ingest/preprocess/transforms/test_text.py::test_recipe_page_tokenizer_makes_token_lists
 
-frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg and datasets, with what they need (1.4 GB) in a folder of its own
+frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(OF_THIRD) $(PYTEST_ARGS)
 
 # Needs no more of the environment than its pip, so that CI fills both at the same time.

@@ -71,7 +71,7 @@ _TABLE_FORMATS = {
         "_spark_metadata/*",
         "let Spark write the rows that count to another folder (spark.read.parquet(...).write.parquet(...))",
     ),
-    "Lance": ("_versions/*.manifest", "yield lance.dataset(...).to_batches() from a function: data.format: python"),
+    "Lance": ("_versions/*.manifest", "data.format: lance"),
 }
 """Tables whose log lists the files that count: the names in the log, and what reads the rows."""
 

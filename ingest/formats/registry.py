@@ -37,6 +37,7 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "tfrecord": f"{_CONTAINERS}.tfrecord:TFRecordFormat",
         "delta": f"{_SOURCES}.delta:DeltaFormat",
         "iceberg": f"{_SOURCES}.iceberg:IcebergFormat",
+        "lance": f"{_SOURCES}.lance:LanceFormat",
         "sql": f"{_SOURCES}.sql:SqlFormat",
         "python": "penstock.ingest.formats.python:PythonFormat",
     },

@@ -221,7 +221,7 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
         ("Delta", "_delta_log/00000000000000000001.json", "data.format: delta"),
         ("Iceberg", "metadata/v3.metadata.json", "data.format: iceberg"),
         ("Hudi", ".hoodie/hoodie.properties", "export its rows as Parquet to a folder outside the table"),
-        ("Lance", "_versions/1.manifest", "data.format: python"),
+        ("Lance", "_versions/1.manifest", "data.format: lance"),
         ("Spark streaming", "_spark_metadata/0", "let Spark write the rows that count to another folder"),
     ],
 )

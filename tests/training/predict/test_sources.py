@@ -52,6 +52,13 @@ def delta(folder: Path) -> Rows:
     return Rows(uri, {}, lambda: deltalake.write_deltalake(uri, SECOND, mode="append"), lambda: {"version": 0})
 
 
+def lance(folder: Path) -> Rows:
+    lance = pytest.importorskip("lance")
+    uri = str(folder / "table")
+    lance.write_dataset(FIRST, uri)
+    return Rows(uri, {}, lambda: lance.write_dataset(SECOND, uri, mode="append"), lambda: {"version": 1})
+
+
 def iceberg(folder: Path) -> Rows:
     table, options = new_iceberg(folder, FIRST)
     first = table.current_snapshot().snapshot_id
@@ -107,7 +114,7 @@ def ids(folder: Path) -> list[str]:
     return sorted(pq.read_table(folder / "out")["id"].to_pylist())
 
 
-@pytest.mark.parametrize("made", [delta, iceberg, sql, python], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", [delta, iceberg, lance, sql, python], ids=lambda made: made.__name__)
 def test_state_is_scored_once_and_replaced_by_later(
     tmp_path: Path, score: Callable[..., dict[str, Any]], made: Callable[[Path], Rows]
 ) -> None:

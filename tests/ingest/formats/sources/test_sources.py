@@ -59,6 +59,14 @@ def delta(folder: Path) -> Table:
     return Table("table", {}, lambda: deltalake.DeltaTable(uri).delete("x = 2"), {"version": 0})
 
 
+def lance(folder: Path) -> Table:
+    lance = pytest.importorskip("lance")
+    uri = str(folder / "table")
+    lance.write_dataset(FIRST, uri)
+    lance.write_dataset(SECOND, uri, mode="append")
+    return Table("table", {}, lambda: lance.dataset(uri).delete("x = 2"), {"version": 1})
+
+
 def new_iceberg(folder: Path, rows: pa.Table) -> tuple[Any, dict[str, Any]]:
     """A table of Iceberg, `db.rows`, that holds the rows, and the options that name its catalog."""
     pytest.importorskip("pyiceberg.catalog.sql")
@@ -90,14 +98,15 @@ def test_the_files_of_an_iceberg_table_hold_its_partitions_columns_and_are_read_
     assert any("/kind=" in file.name for file in snapshot.files) and not list((tmp_path / "storage").rglob("*.arrow"))
 
 
-@pytest.mark.parametrize("made", [delta, iceberg], ids=["delta", "iceberg"])
+@pytest.mark.parametrize("made", [delta, lance, iceberg], ids=["delta", "lance", "iceberg"])
 def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: Path, made: Callable[[Path], Table]) -> None:
     format = made.__name__
     table = made(tmp_path)
     snapshot, rows = read(tmp_path, format, table.train, **table.options)
     assert rows == [*FIRST.to_pylist(), *SECOND.to_pylist()]
     (version,) = {file.state for file in snapshot.files}
-    assert not list((tmp_path / "storage").rglob("*.arrow")), "Parquet files are read as they lie"
+    copies = list((tmp_path / "storage").rglob("*.arrow"))
+    assert bool(copies) is (format == "lance"), "Parquet files are read as they lie"
     assert STAGE.facts(snapshot.model_dump(mode="json"))[0] == (format, version.replace("-", " "))
     again, _ = read(tmp_path, format, table.train, **table.options)
     assert again.digest == snapshot.digest and [file.uri for file in again.files] == [file.uri for file in snapshot.files]
@@ -110,7 +119,7 @@ def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: P
         with pytest.raises(DataError, match=wrong):
             read(tmp_path, format, wrong, **table.options)
     if format != "iceberg":
-        with pytest.raises(DataError, match=r"is a Delta table") as refused:
+        with pytest.raises(DataError, match=r"is a (Delta|Lance) table") as refused:
             read_rows(tmp_path, "parquet", train="table")
         assert refused.value.next_step == f"data.format: {format}"
 
@@ -127,6 +136,15 @@ class Copied(NamedTuple):
 
 
 ROWS = pa.table({"x": range(1000), "kind": ["a", "b"] * 500})
+
+
+def copied_lance(folder: Path) -> Copied:
+    library = pytest.importorskip("lance")
+    uri = str(folder / "table")
+    library.write_dataset(ROWS, uri, max_rows_per_file=300)
+    library.dataset(uri).delete("x < 400 or x % 7 = 3")
+    left = {x for x in range(400, 1000) if x % 7 != 3}
+    return Copied({"format": "lance", "train": uri}, left)
 
 
 def copied_delta(folder: Path) -> Copied:
@@ -173,7 +191,7 @@ def copied_iceberg(folder: Path) -> Copied:
     return Copied({"format": "iceberg", "train": "db.rows", "iceberg": options}, left)
 
 
-@pytest.mark.parametrize("made", [copied_delta, copied_iceberg], ids=["delta", "iceberg"])
+@pytest.mark.parametrize("made", [copied_delta, copied_lance, copied_iceberg], ids=["delta", "lance", "iceberg"])
 def test_copy_of_a_table_holds_the_rows_that_are_left(tmp_path: Path, made: Callable[[Path], Copied]) -> None:
     table = made(tmp_path)
     data = spec_class_for(table.section).model_validate(table.section)
