@@ -89,7 +89,7 @@ def test_params_are_sorted_by_name_and_unread_ones_refused(tmp_path: Path) -> No
     with pytest.raises(SpecError, match="does not fit transformers") as refused:
         TRANSFORMERS.check(job.code, job.spec)
     told = str(refused.value)
-    assert "did you mean 'hidden_size'?" in told and "use train.batch_rows" in told
+    assert "did you mean 'hidden_size'?" in told and "per_device_train_batch_size is set by the pipeline" in told
     assert "did you mean 'learning_rate'?" in told
     job = hf_job(tmp_path, "run", learning_rate=0.5, clip_norm=1.0)
     with pytest.raises(SpecError, match="does not fit transformers") as refused:
