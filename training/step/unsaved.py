@@ -20,7 +20,7 @@ __all__ = ["changed_parts", "changed_state", "parts_of", "unsaved_state"]
 _INTERNAL = frozenset(vars(nn.Module()))
 
 _MOST = 10_000
-"""Values of a list or tensor that are compared; of a larger tensor its version is."""
+"""Values of a list or tensor that are compared; those of a larger list are not, and of a larger tensor its version is."""
 
 
 def unsaved_state(model: nn.Module, recipe: object | None = None, internal: Collection[str] = _INTERNAL) -> dict[str, object]:
@@ -32,7 +32,9 @@ def unsaved_state(model: nn.Module, recipe: object | None = None, internal: Coll
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     found: dict[str, object] = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
     for place, owner in [*([("recipe", recipe)] if recipe is not None else []), *model.named_modules()]:
-        values = {name: value for name, value in vars(owner).items() if owner is recipe or name not in internal}
+        values = {
+            name: value for name, value in getattr(owner, "__dict__", {}).items() if owner is recipe or name not in internal
+        }
         if isinstance(owner, nn.Module):
             if type(owner).get_extra_state is not nn.Module.get_extra_state:
                 continue  # a checkpoint holds what it returns
@@ -59,7 +61,7 @@ def changed_parts(then: Mapping[str, tuple[int, ...] | None], now: Mapping[str, 
     return sorted({*then} ^ {*now} | {*resized})
 
 
-def _copied(value: Any, own: set[int]) -> object:
+def _copied(value: Any, own: set[int], most: int = _MOST) -> object:
     """Return something that is equal while `value` is; None for what cannot be compared, or is the model's own."""
     if isinstance(value, bool | int | float | str):
         return repr(value)  # NaN equals itself
@@ -73,7 +75,8 @@ def _copied(value: Any, own: set[int]) -> object:
         return bytes_digest(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     if isinstance(value, nn.Module):
         return [_copied(tensor, own) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
-    if isinstance(value, list | tuple | dict) and len(value) <= _MOST:
+    if isinstance(value, list | tuple | dict) and len(value) <= most:
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        return [(str(key), _copied(each, own)) for key, each in items]
+        fewer = most // (2 * max(len(value), 1))  # a list may hold itself
+        return [(str(key), _copied(each, own, fewer)) for key, each in items]
     return None

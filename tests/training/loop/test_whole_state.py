@@ -29,6 +29,7 @@ from penstock.training.model import ModelSpec
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.step.learner import Learner
+from penstock.training.step.unsaved import changed_state, unsaved_state
 from penstock.usercode.capture import capture
 from tests.training.digits import CPU, SCHEMA, ListClient, make_job, train_alone
 from tests.training.ranks import train_ranks
@@ -255,3 +256,24 @@ def test_rate_is_of_the_time_until_losses_were_there(tmp_path: Path) -> None:
     ]
     assert rates == [(96.0, 0.5)] * 4
     assert [event.rows_per_s for event in client.events if isinstance(event, TrainProgress)] == [96.0]
+
+
+def test_unsaved_state_of_any_shape_is_compared() -> None:
+    class Odd:
+        def __init__(self) -> None:
+            self.held: list[Any] = [1]
+            self.held.append(self.held)
+            self.many, self.generator = [0] * 20_000, torch.Generator().manual_seed(1)
+            self.large, self.text = torch.zeros(20_000), "a"
+
+    model, recipe = torch.nn.Linear(2, 2), Odd()
+    then = unsaved_state(model, recipe)
+    assert changed_state(then, unsaved_state(model, recipe)) == []
+    torch.rand(1, generator=recipe.generator)
+    recipe.large += 1
+    recipe.held[0], recipe.text, recipe.many[0] = 2, "b", 1
+    model.weight.requires_grad_(False)
+    assert changed_state(then, unsaved_state(model, recipe)) == [
+        *(f"recipe.{name}" for name in ("generator", "held", "large", "text")),
+        "weight.requires_grad",
+    ]
