@@ -45,5 +45,13 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("penstock.errors")
     if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+        try:
+            return getattr(importlib.import_module(_PLACES[name]), name)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("penstock."):
+                raise
+            raise ImportError(
+                f"penstock.{name}: {__path__[0]} is the copy that a registered model brought along, which predicts only. "
+                "Next: import penstock before mlflow.pyfunc.load_model"
+            ) from error
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

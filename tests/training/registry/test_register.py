@@ -156,11 +156,19 @@ wrong = {"dataframe_records": [{"image": image, "age": age} for image, age in zi
 by_row = client.post("/invocations", json={**wrong, "params": {"on_error": "report"}}).json()["predictions"]
 raised = client.post("/invocations", json=wrong).json()["message"]
 import penstock.training
+loads = callable(penstock.load_model)
+# An editable install finds what the copy lacks; an installed package does not.
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+try:
+    penstock.run
+except ImportError as error:
+    runs = str(error)
 print(json.dumps({"answer": answer.to_dict("list"), "past": list(past.error),
                   "by_row": [row["error"] for row in by_row], "raised": raised, "refused": refused, "told": list(told.error),
                   "served": [row["prediction"] for row in served],
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
-                  "code": penstock.training.__file__, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
+                  "code": penstock.training.__file__,
+                  "loads": loads, "runs": runs, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
 """
 
 
@@ -195,6 +203,8 @@ def test_classifier_answers_without_penstock_installed(uri: str, arguments: dict
     assert found["told"][0] is None and "row 1" in found["told"][1] and "age" in found["told"][1]
     assert found["inputs"] == [["id", False], ["image", True], ["age", True]]
     assert Path(found["code"]).parents[2].name == "penstock.zip"
+    assert found["loads"] and found["runs"].startswith("penstock.run: ")
+    assert found["runs"].endswith("Next: import penstock before mlflow.pyfunc.load_model")
     assert found["served"] == found["answer"]["prediction"]
     probabilities = torch.softmax(expected(arguments), dim=1)
     assert torch.allclose(torch.tensor(found["answer"]["probabilities"]).float(), probabilities)
