@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.digest import digest_of
 from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
+from penstock.ingest.schema import SPLITS, Split
 from penstock.lease import hold_lease
 from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
+from penstock.tasks.model.held_out import HeldOut, held_out_of
 from penstock.tasks.model.promote import keeps_aliases, promote
 from penstock.tasks.records.keys import DECIDES
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
+from penstock.training.model import ModelSpec
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion, alias_lease
 
-__all__ = ["STAGE", "describe"]
+__all__ = ["STAGE", "describe", "other_answers"]
 
 EXAMPLE_ROWS = 4
+
+_CHECKED_ROWS = 32
+"""Held-out rows whose answers are compared with those of the evaluate stage."""
+
+_ROUNDING = 1e-2
+"""Largest difference of a share, or of a value as a part of the largest one, that another device or batch may make."""
 
 _SEEN_ROWS = 256
 """Rows of a file that are looked at together for some that can be used."""
@@ -69,6 +81,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             run_name=ctx.run.run,
             description=describe(ctx),
         )
+        if warning := other_answers(held_out_of(ctx), partial(ctx.ledger.answers, ctx.run.run), trained.model, Path(folder)):
+            ctx.warn(f"register: {warning}")
         registry = ctx.project.registry
         uri = registry.default_uri(ctx.state_dir)
         registered = registry.register(uri, trained, ctx.tracker)
@@ -109,6 +123,51 @@ def describe(ctx: RunContext) -> list[str]:
         new = [line.removeprefix("data: ") for line in ctx.attempt.changed if line.startswith("data: ")]
         lines.append(f"Data: {', '.join([counted(len(ctx.snapshot.files), 'source file', 'source files'), *known, *new])}")
     return lines
+
+
+def other_answers(
+    held_out: HeldOut, measured: Callable[[Split], pa.Table | None], model: ModelSpec, folder: Path
+) -> str | None:
+    """Describe how the model answers some raw rows otherwise than the evaluate stage measured; None if it does not.
+
+    Args:
+        measured: returns the recorded answers on a split, with `file` and `row` (see `Ledger.answers`).
+        folder: of the framework's files; gets the model's description.
+    """
+    split = next((each for each in SPLITS[1:] if (found := measured(each)) is not None and "file" in found.column_names), None)
+    table, origin = next(held_out.raw(split), (None, None)) if split is not None else (None, None)
+    if split is None or table is None or origin is None:
+        return None
+    from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel  # it loads torch
+
+    names = {file.uri: f"{file.location}/{file.name}" for file in held_out.snapshot.files}
+    places = [(names[origin.names[file]], row) for file, row in zip(origin.files.tolist(), origin.rows.tolist(), strict=True)]
+    places = places[:_CHECKED_ROWS]
+    answers = measured(split)
+    assert answers is not None
+    files, rows = (pa.array({place[part] for place in places}) for part in (0, 1))
+    answers = answers.filter(pc.and_(pc.is_in(answers["file"].cast(pa.string()), files), pc.is_in(answers["row"], rows)))
+    known = {(each["file"], each["row"]): each["predicted"] for each in answers.to_pylist()}
+    (folder / MODEL_FILE).write_text(model.model_dump_json())
+    loaded = LoadedModel(folder)
+    given = loaded.predict(table.slice(0, _CHECKED_ROWS), on_error="report").to_dict("records")
+    largest = max(map(abs, known.values()), default=0.0)
+    wrong = []
+    for place, row in zip(places, given, strict=True):
+        if row["error"] is not None or place not in known:
+            continue
+        was, now = known[place], row["prediction"]
+        if (shares := row.get("probabilities")) is not None:  # of two classes that are about as likely, either may come first
+            differs = max(shares) - shares[int(was)] > _ROUNDING
+        else:
+            differs = not abs(now - was) <= _ROUNDING * largest
+        wrong += [f"{place[0]}, row {place[1]}"] if differs else []
+    if not wrong:
+        return None
+    return (
+        f"the registered model answers {len(wrong)} of {counted(len(places), 'row')} otherwise than evaluate measured, first "
+        f"{wrong[0]}; see whether predict draws random numbers, or a transform depends on other rows"
+    )
 
 
 def _example(ctx: RunContext) -> pa.Table:

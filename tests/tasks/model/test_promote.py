@@ -23,8 +23,10 @@ from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTr
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
+from penstock.tasks.model.held_out import HeldOut
 from penstock.tasks.model.promote import Promotion, below_floors, promote, weigh
 from penstock.tasks.records.ledger import Ledger, Run
+from penstock.tasks.register import other_answers
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.evaluation.paired import Paired, compare_paired
 from penstock.training.model import ModelSpec
@@ -394,3 +396,26 @@ def test_unloadable_holder_keeps_alias_unless_move(tmp_path: Path, holds: Callab
     moves = house.promote(new, otherwise="move")
     assert moves.moved and words in moves.reason and house.holder() == "2"
     assert house.client.get_model_version("line", "2").tags["penstock.promotion"] == moves.reason
+
+
+def test_answers_unlike_those_of_evaluate_are_described(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.version(2.0)
+    spec = ModelSpec.model_validate_json((tmp_path / "v2.0x" / MODEL_FILE).read_text())
+    drop = [TransformSpec.model_validate({"drop": ["area"]})]
+    held_out = HeldOut(house.source.data, house.source.snapshot(), drop, house.manifest, house.source.storage)
+    rows, origin = next(held_out.raw("test"))
+
+    def measured(slope: float) -> pa.Table:
+        predicted = pa.array(slope * rows["x"].to_numpy(), pa.float32())
+        files = pa.array(["train/0.parquet"] * rows.num_rows).dictionary_encode()
+        return pa.table({"predicted": predicted, "file": files, "row": origin.rows})
+
+    def said(slope: float) -> str | None:
+        return other_answers(held_out, {"test": measured(slope)}.get, spec, tmp_path / "v2.0x")
+
+    assert said(2.0) is None
+    assert re.match(
+        r"the registered model answers \d+ of \d+ rows otherwise .*, first train/0.parquet, row \d+; ", said(3.0) or ""
+    )
+    assert other_answers(held_out, lambda _: None, spec, tmp_path) is None, "nothing is on record"
