@@ -44,13 +44,6 @@ class ColumnInfo(Section):
         return self.dtype + (f"[{', '.join(shape)}]" if shape else "")
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Shape of a batch's tensor, -1 for dimensions that differ between batches."""
-        if self.ragged is None:
-            return (-1, *self.shape)
-        return (-1,) if self.ragged == "packed" else (-1, -1)
-
-    @property
     def companion(self) -> str | None:
         """Name of the second tensor of a column of lists: lengths if padded, offsets if packed."""
         return None if self.ragged is None else f"{self.name}_{'length' if self.ragged == 'padded' else 'offsets'}"

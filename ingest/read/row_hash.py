@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.errors import DataError
 from penstock.ingest.splitmix import GOLDEN, mix_words
 
 __all__ = ["hash_columns", "unit_interval"]
@@ -35,10 +36,20 @@ _DICTIONARY_MEAN_BYTES = 64
 
 
 def hash_columns(table: pa.Table, names: Iterable[str]) -> Hashes:
-    """Hash each row over the named columns: uint64 [rows]. The order of the names does not matter."""
+    """Hash each row over the named columns: uint64 [rows]. The order of the names does not matter.
+
+    Raises:
+        DataError: a column's type cannot be hashed.
+    """
     total = np.zeros(table.num_rows, np.uint64)
     for name in names:
-        chunks = [_hash_array(chunk) for chunk in table.column(name).chunks]
+        try:
+            chunks = [_hash_array(chunk) for chunk in table.column(name).chunks]
+        except TypeError as error:
+            raise DataError(
+                f"column {name!r}: {error}",
+                next_step="leave it out of data.columns, set data.types, or split by another column",
+            ) from error
         values = np.concatenate(chunks) if chunks else np.zeros(0, np.uint64)
         total += _named(values, name)
     return _mix(total)
@@ -121,7 +132,7 @@ def _hash_scalars(array: pa.Array) -> Hashes:
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         ticks = pc.cast(array, pa.int32() if pa.types.is_time32(kind) else pa.int64())
         return _hash_fractions(_filled(ticks, 0).astype(np.int64), _PER_SECOND[kind.unit])
-    raise TypeError(f"a column of type {kind} cannot be hashed for a split")
+    raise TypeError(f"values of type {kind} cannot be hashed to find the split of a row")
 
 
 def _plain_decimals(texts: pa.Array) -> pa.Array:

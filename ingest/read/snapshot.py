@@ -79,13 +79,14 @@ class SourceSnapshot(Section):
         for name in dict.fromkeys(name for file in self.files for name in file.lacks):
             without = [file for file in self.files if name in file.lacks]
             rows = counted(sum(file.rows or 0 for file in without), "row")
-            where = without[0].name if len(without) == 1 else counted(len(without), "file") + f" (first {without[0].name})"
+            where = without[0].name if len(without) == 1 else f"{len(without)} files (first {without[0].name})"
             missing.append(f"{name!r} in {rows} of {where}")
-        if not missing:
-            return ""
-        more = [f"{len(missing) - _SHOWN_COLUMNS} more"] if missing[_SHOWN_COLUMNS:] else []
-        shown = ", ".join([*missing[:_SHOWN_COLUMNS], *more])
-        return f"null because the file has no such column: {shown}; where one was renamed, give it its old name again"
+        shown = ", ".join(capped(missing, _SHOWN_COLUMNS))
+        return (
+            f"null because the file has no such column: {shown}; where one was renamed, give it its old name again"
+            if missing
+            else ""
+        )
 
     def arrow_schema(self) -> pa.Schema:
         """Return the schema of every table that `iterate_rows` yields."""

@@ -108,11 +108,8 @@ def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFi
 
 
 def class_hashes(data: DataSpec, table: pa.Table, column: str) -> np.ndarray:
-    """Hash the values of a column of classes: uint64 [rows]. Raises DataError if it cannot be hashed."""
-    try:
-        return _hashes(data, table.select([column]))
-    except TypeError as error:
-        raise DataError(f"stratify: {column}: {error}", next_step="stratify by a column of classes") from error
+    """Hash the values of a column of classes: uint64 [rows]. Raises as `hash_columns`."""
+    return _hashes(data, table.select([column]))
 
 
 def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:
@@ -154,18 +151,8 @@ def _on_scale(moment: dt.datetime | float, kind: pa.DataType, dtype: np.dtype) -
 
 
 def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
-    """Hash the rows by what is prepared of them, as rules by whole rows do: uint64 [rows].
-
-    Raises:
-        DataError: a column's type cannot be hashed.
-    """
-    try:
-        return _hashes(data, _whole_rows(data, table))
-    except TypeError as error:
-        raise DataError(
-            f"{error}, so rows that are in two splits cannot be found",
-            next_step="leave it out of data.columns, or set data.types",
-        ) from error
+    """Hash the rows by what is prepared of them, as rules by whole rows do: uint64 [rows]. Raises as `hash_columns`."""
+    return _hashes(data, _whole_rows(data, table))
 
 
 def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
@@ -185,10 +172,7 @@ def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile],
         hashed = pa.table({name: _group(table, files, split, name, rule.pattern) for name in rule.columns})
     else:
         hashed = _whole_rows(data, table)
-    try:
-        return unit_interval(_hashes(data, hashed))
-    except TypeError as error:
-        raise DataError(f"data.{split}: {error}", next_step=f"set data.{split}.by to another column, or data.types") from error
+    return unit_interval(_hashes(data, hashed))
 
 
 def _hashes(data: DataSpec, hashed: pa.Table) -> np.ndarray:
