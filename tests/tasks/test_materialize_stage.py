@@ -126,7 +126,7 @@ def test_columns_that_a_file_lacks_are_named(tmp_path: Path, monkeypatch: pytest
     ]
 
 
-@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])
 def test_pandas_index_column_is_warned_of_unless_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     rows = {name: [0, 1, 2], "Unnamed: 1": ["a", "b", "a"], "x": [5, 6, 7], "y": [0.5, 1.5, 2.5]}
     files = {"train/a.parquet": pa.table(rows)}
