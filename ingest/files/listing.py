@@ -298,8 +298,10 @@ def _list_named(named: TableFiles, split: Split) -> list[SourceFile]:
 
 
 def extension_of(name: str) -> str:
-    """Lower-case extension with its dot, that of the content if the file is compressed (`a.csv.gz` gives `.csv`)."""
+    """Lower-case extension with its dot, without compression or number (`a.csv.gz`, `a.csv-00000-of-00002` give `.csv`)."""
     stem, extension = posixpath.splitext(posixpath.basename(name).lower())
+    if "-of-" in extension:  # as TensorFlow names the files of a set
+        extension = extension.partition("-")[0]
     return posixpath.splitext(stem)[1] if extension in COMPRESSED else extension
 
 

@@ -42,8 +42,8 @@ class CsvOptions(Section):
     header: list[str] | None = Field(default=None, min_length=1)
     """The names of all columns, for files that have no header line."""
     nulls: list[str] | None = None
-    """Words for a missing value in any column, also of text. Without it those of pandas (`NA`, `null`, `NaN`, ...) count as
-    missing in columns other than text. An empty field is always missing."""
+    """Words for a missing value in any column, also of text; blanks around them do not count. Without it those of pandas
+    (`NA`, `null`, `NaN`, ...) count as missing in columns other than text. An empty field is always missing."""
     skip_rows: NonNegativeInt = 0
     """Lines before the header (or the first row) to leave out."""
 
@@ -117,7 +117,10 @@ class Dialect:
 
     def without_nulls(self, text: pa.Array) -> pa.Array:
         """Replace the words of `nulls` by null, in a column of any type."""
-        return text if self.options.nulls is None else pc.if_else(pc.is_in(text, self.null_words), None, text)
+        if self.options.nulls is None:
+            return text
+        absent = pc.is_in(pc.utf8_trim_whitespace(text), self.null_words)
+        return pc.if_else(absent, None, text) if pc.any(absent).as_py() else text
 
     def pointed(self, text: pa.Array) -> pa.Array:
         """Swap decimal commas and points, so that numbers have a point. Twice gives the original."""

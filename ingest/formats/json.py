@@ -22,7 +22,15 @@ from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unr
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import can_be_cut, open_head, open_span
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.json_text import Block, file_blocks, has_long_integer, is_array, line_blocks, read_head
+from penstock.ingest.formats.json_text import (
+    Block,
+    file_blocks,
+    has_long_integer,
+    is_array,
+    line_blocks,
+    read_head,
+    unique_keys,
+)
 from penstock.ingest.formats.reader import (
     Cuts,
     FileFacts,
@@ -270,7 +278,7 @@ def _text(value: Any) -> str:
 def _objects(file: SourceFile, block: Block) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, text in block.numbered_lines():
         try:
-            value = json.loads(text, parse_float=_Fraction, object_pairs_hook=_unique_keys)
+            value = json.loads(text, parse_float=_Fraction, object_pairs_hook=unique_keys)
         except ValueError as error:
             raise DataError(
                 f"{file.uri}, line {number}: not a JSON object ({error}): {shorten(text.decode())}",
@@ -279,14 +287,6 @@ def _objects(file: SourceFile, block: Block) -> Iterator[tuple[int, dict[str, An
         if not isinstance(value, dict):
             raise DataError(f"{file.uri}, line {number}: holds {shorten(value)}, not an object {{...}}")
         yield number, value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return value
 
 
 def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], error: Exception) -> DataError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ from penstock.ingest.formats.reader import looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.messages import shorten
 
-__all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head"]
+__all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head", "unique_keys"]
 
 
 _BLOCK_BYTES = 4 << 20
@@ -173,3 +173,12 @@ def has_long_integer(text: bytes) -> bool:
 def count_lines(text: bytes) -> tuple[int, int]:
     """Return (lines that are not blank, line ends)."""
     return sum(1 for line in text.split(b"\n") if line.strip()), text.count(b"\n")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its keys and values, for the hook of the json module. Raises ValueError if a key is there twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return value

@@ -21,6 +21,7 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, promote
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream
 from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.json_text import unique_keys
 from penstock.ingest.formats.reader import FileFacts, Reader, conform, reading
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -153,11 +154,13 @@ def _value(file: SourceFile, member: str, kind: str, content: bytes) -> Any:
         if kind in _IMAGES:
             return {"bytes": content, "path": member}
         if kind in _NUMBERS:
+            if b"_" in content:
+                raise ValueError("digits with an underscore")
             return int(content)
         if kind in _TEXTS:
             return content.decode()
         if kind == "json":
-            return json.loads(content)
+            return json.loads(content, object_pairs_hook=unique_keys)
         if kind == "npy":
             return np.load(io.BytesIO(content), allow_pickle=False)
     except ValueError as error:

@@ -53,6 +53,12 @@ def test_a_file_of_the_format_is_data_whatever_it_is_called(tmp_path: Path) -> N
     assert names(tmp_path, "images") == pictures
 
 
+def test_numbers_behind_the_extension_do_not_count(tmp_path: Path) -> None:
+    shards = [f"a.csv-{number:05d}-of-00002" for number in range(2)]
+    write_files(tmp_path, dict.fromkeys(shards, "x"))
+    assert names(tmp_path, "csv") == shards
+
+
 def test_what_a_directory_leaves_out_is_counted_and_the_first_are_named(tmp_path: Path) -> None:
     write_files(tmp_path, dict.fromkeys(["a.csv", "b.csv.xz", "c.txt", "d.tab.old", "e.parquet", "_SUCCESS", "README.md"], "x"))
     data = DataSpec(format="csv", train=".")

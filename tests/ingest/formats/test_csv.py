@@ -192,7 +192,7 @@ def test_quotes_are_text_where_the_option_is_empty(tmp_path: Path) -> None:
 
 
 def test_words_for_missing_count_in_text_too_and_replace_the_usual_ones(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a.csv": "x,s\n1,?\n?,NA\n,b\n"})
+    write_files(tmp_path, {"a.csv": "x,s\n1, ?\n?,NA\n,b\n"})
     table = read_rows(tmp_path, "csv", csv={"nulls": ["?"]})
     assert table.to_pydict() == {"x": [1, None, None], "s": [None, "NA", "b"]}
 

@@ -258,6 +258,13 @@ def test_two_arrays_in_one_npy_refused(tmp_path: Path) -> None:
         read_rows(tmp_path, "numpy")
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.json", b'{"a": 1, "a": 2}'), ("a.cls", b"1_0")])
+def test_members_are_read_as_strictly_as_files(tmp_path: Path, name: str, content: bytes) -> None:
+    write_files(tmp_path, {"a.tar": tar_of({name: content})})
+    with pytest.raises(DataError, match=rf"a\.tar: {name} holds "):
+        read_rows(tmp_path, "webdataset")
+
+
 def test_arrays_of_other_length_may_be_left_out(tmp_path: Path) -> None:
     sink = io.BytesIO()
     np.savez(sink, x=np.arange(4.0), y=np.arange(4), x_test=np.arange(2.0))
