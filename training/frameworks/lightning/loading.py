@@ -77,17 +77,17 @@ class LightningModel(TrainedModel):
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss of `validation_step`, else of `training_step`; NaN where neither has one.
 
-        It is the value logged as `val/loss` or `val_loss`, the entry `loss` of a returned dict, or a returned number where
-        nothing is logged: a step may return its accuracy, or its logits.
+        It is the value logged as `val/loss` or `val_loss`, the entry `loss` of a returned dict, or a returned number, unless
+        that is logged under a name without "loss": a step may return its accuracy, or its logits.
         """
         found = self._step("validation_step", batch)
         loss = next((self._logged[name] for name in _LOSSES if name in self._logged), None)
         if loss is None and isinstance(found, dict):
             loss = found.get("loss")
-        by_hand = not self._module.automatic_optimization
-        if loss is None and isinstance(found, Tensor) and found.numel() == 1 and (by_hand or not self._logged):
+        names = [name for name, value in self._logged.items() if value is found]
+        if loss is None and isinstance(found, Tensor) and found.numel() == 1 and all("loss" in name for name in names):
             loss = found
-        if loss is None and not by_hand:
+        if loss is None and self._module.automatic_optimization:
             found = self._step("training_step", batch)
             loss = found.get("loss") if isinstance(found, dict) else found
         return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else torch.tensor(torch.nan)

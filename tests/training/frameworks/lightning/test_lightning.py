@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from penstock.errors import SpecError, TrainingError
@@ -18,6 +19,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING
 from penstock.training.frameworks.lightning.library import make_module
+from penstock.training.frameworks.lightning.loading import LightningModel
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
@@ -94,6 +96,23 @@ def test_state_in_no_checkpoint_costs_the_label_and_part_means(tmp_path: Path) -
     points = {point.step: point.values for point in read_journal(rest.run_storage, 99)}
     assert "train/mean" not in points[22] and "train/mean" not in points[28], "a mean over a part of the second epoch"
     assert "train/mean" in points[33]
+
+
+@pytest.mark.parametrize("name", ["val/loss", "val_loss", "loss_of_digits", "accuracy", None])
+def test_loss_of_evaluate_is_not_a_returned_accuracy(tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make_module(lightning_job(tmp_path, "run").code, {})
+    batch = {"image": torch.rand(4, 8, 8), "label": torch.arange(4)}
+
+    def validation_step(batch: Any, number: int) -> torch.Tensor:
+        returned = torch.tensor(0.25)
+        if name is not None:
+            module.log(name, 0.25 if name in ("val/loss", "val_loss") else returned)
+        return module(batch) if name in ("val/loss", "val_loss") else returned
+
+    monkeypatch.setattr(module, "validation_step", validation_step)
+    loss = LightningModel(module.eval(), "modules.py:Digits").loss(batch)
+    expected = module.training_step(batch, 0) if name == "accuracy" else torch.tensor(0.25)
+    assert torch.equal(loss, expected)
 
 
 def test_callback_that_averages_weights_is_refused(tmp_path: Path) -> None:
