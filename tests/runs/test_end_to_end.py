@@ -37,11 +37,6 @@ def tracking(file: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
 
 
-def ports_of(state: Path) -> tuple[str, str]:
-    """Where `penstock ui` will show Prefect's page and MLflow's."""
-    return (state / "prefect" / "port").read_text(), (state / "mlflow" / "port").read_text()
-
-
 def test_the_result_holds_what_the_contract_names(calm: dict[str, Any]) -> None:
     assert calm["status"] == "done"
     assert calm["attempt"] == 1
@@ -62,13 +57,12 @@ def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, A
     result, model, data, page = run.data.tags["mlflow.note.content"].split("\n\n")
     state = calm_file.parent / ".penstock"
     (attempt,) = state.glob("runs/*/attempts/*.json")
-    flow_run, (prefect, mlflow) = json.loads(attempt.read_text())["prefect_flow_run_id"], ports_of(state)
+    flow_run, prefect = json.loads(attempt.read_text())["prefect_flow_run_id"], (state / "prefect" / "port").read_text()
     there = f"http://127.0.0.1:{prefect}/runs/flow-run/{flow_run}"
     assert page == f"[Attempt 1 in Prefect]({there}), while `penstock ui` is open"
     with contextlib.closing(sqlite3.connect(state / "prefect" / "prefect.db")) as database:
-        ((link,),) = database.execute("SELECT data FROM artifact WHERE key = 'drill-run'")
-    back = f"http://127.0.0.1:{mlflow}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-    assert f"({back}?workflowType=machine_learning)" in link
+        described = database.execute("SELECT description FROM artifact WHERE key = 'drill-train'").fetchall()
+    assert f"tracked as `{run.info.run_id}`" in described[0][0]
     assert data.startswith("Data: ") and "rows train 1" in data and "validation" in data
     assert model.startswith("Model: model.py:Net, of step 115") and result.startswith("Result: val/accuracy ")
     assert run.data.tags["penstock.exactness"] == "bit-exact"
