@@ -118,8 +118,11 @@ def _build_units(
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
-    # Large units first: one that is started last would leave the other workers idle.
-    for made in parallel(_build, _tasks(sorted(todo, key=lambda job: -job.rows.bit_length()))):
+    # Two datasets made at once begin at different units, and each takes those that the other has made. Large ones come first:
+    # one that is started last would leave the other workers idle.
+    begin = int(digest_of(key)[:8], 16) % max(1, len(todo))
+    ordered = sorted([*todo[begin:], *todo[:begin]], key=lambda job: -job.rows.bit_length())
+    for made in parallel(_build, _tasks(ordered)):
         results |= made
         set_aside += sum(map(_set_aside, made.values()))
         if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
