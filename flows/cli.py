@@ -202,10 +202,19 @@ def _set_missing_home() -> None:
         os.environ["HOME"] = str(user_folder())
 
 
+def _without_warnings_as_errors() -> None:
+    """Start again without PYTHONWARNINGS if it makes errors of warnings: Prefect, Ray and MLflow warn."""
+    if "error" in os.environ.get("PYTHONWARNINGS", ""):
+        del os.environ["PYTHONWARNINGS"]
+        print("penstock: PYTHONWARNINGS is left out, since libraries warn", file=sys.stderr, flush=True)
+        os.execv(sys.executable, sys.orig_argv)
+
+
 def main() -> None:
     """Entry point of the `penstock` command."""
     collect_rarely()
     _reopen_closed_standard_streams()
+    _without_warnings_as_errors()
     _set_missing_home()
     try:
         os.getcwd()

@@ -9,6 +9,7 @@ racers create one object, so a new owner reads its file back after a pause.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 import uuid
@@ -176,10 +177,15 @@ def _create(storage: Storage, path: str, generation: int, holder: LeaseHolder) -
 
 
 def _refusal(storage: Storage, path: str, holder: LeaseHolder) -> LeaseHeldError:
+    pid, host = holder.process.pid, holder.process.host
+    stop, free = f"it (kill {pid} on {host})", "a dead holder is replaced by itself"
+    if holder.process.is_alive is None:
+        free = f"the place of a dead holder is free {EXPIRES_S + WATCH_S:.0f} s after its last heartbeat"
+        if host == socket.gethostname():  # the pid is one of another container, perhaps an ended one of the same name
+            stop = "its container"
     return LeaseHeldError(
         f"{storage.uri(path)} is held by {holder}: one process at a time may work on a run",
-        next_step=f"wait for it, or stop it (kill {holder.process.pid} on {holder.process.host}); "
-        "a dead holder is replaced by itself",
+        next_step=f"wait for it, or stop {stop}; {free}",
     )
 
 

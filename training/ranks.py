@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Group", "is_lost_peer"]
+__all__ = ["POLL_S", "Group", "is_lost_peer"]
 
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ POLL_S = (0.001, 0.2)
 class Group:
     """The ranks that train together, and the own rank among them.
 
-    Every method but the properties is a collective: all ranks call it.
+    Every method but the properties, `post` and `posted` is a collective: all ranks call it.
     """
 
     rank: int
@@ -88,6 +88,20 @@ class Group:
         self.together(lambda: store.set(f"{fact}/{self.rank}", json.dumps(own)))
         self._past.append(f"{fact}/{self.rank}")
         return [json.loads(store.get(f"{fact}/{rank}")) for rank in range(self.world_size)]
+
+    def shared_name(self) -> str:
+        """Return a new name, the same on every rank."""
+        return f"penstock/name-{next(self._meetings)}"
+
+    def post(self, name: str, count: int) -> None:
+        """Publish a count for `posted` on other ranks. Not a collective."""
+        if dist.is_initialized():
+            dist.distributed_c10d._get_default_store().set(name, str(count))
+
+    def posted(self, name: str) -> int:
+        """Return the last count that a rank has published under a name; 0 if none has. Not a collective."""
+        store = dist.distributed_c10d._get_default_store()
+        return int(store.get(name)) if store.check([name]) else 0
 
     def sum(self, values: list[float]) -> list[float]:
         """Add up equally long lists over the ranks, in float64."""

@@ -9,7 +9,9 @@ import contextlib
 import os
 import platform
 import shutil
+import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeNeeds", "NodeProblem", "check_node", "check_nodes", "installed_versions", "refuse_unfit_nodes"]
 
-TIMEOUT_S = 45.0
-"""For all nodes together. A first process that starts from a slow disk takes 20 s; Ray calls a silent node dead after 65."""
+TIMEOUT_S = 900.0
+"""For all nodes together: a busy node may take minutes to start a process. Ray calls a silent node dead after about 65 s."""
+
+SHOWN_S = 20.0
+"""Seconds between two lines that name the nodes without an answer."""
 
 FREE_BYTES = 256 << 20
 """What the disk must have that a node writes to."""
@@ -116,8 +121,7 @@ def check_nodes(storage: Storage, versions: Mapping[str, str], files: Sequence[S
     try:
         storage.write_bytes(f"{token}/token", needs.content)
         tasks = {start(node_id): node_id for node_id in _working_nodes()}
-        if tasks:
-            ray.wait(list(tasks), num_returns=len(tasks), timeout=TIMEOUT_S)
+        _wait(tasks)
         found = {node_id: _answer(reference) for reference, node_id in tasks.items()}
     finally:
         with contextlib.suppress(OSError, ServiceError):  # the nodes have answered: a few bytes that stay end no run
@@ -127,6 +131,17 @@ def check_nodes(storage: Storage, versions: Mapping[str, str], files: Sequence[S
         for problem in found.get(node_id, ()):
             nodes_by_problem.setdefault(problem, []).append(name)
     return [NodeProblem(names, what, fix) for (what, fix), names in nodes_by_problem.items()]
+
+
+def _wait(tasks: Mapping[Any, str]) -> None:
+    """Wait for the answers, and name on stderr the nodes that take long."""
+    import ray
+
+    waiting, began_s = list(tasks), time.monotonic()
+    while waiting and (spent_s := time.monotonic() - began_s) < TIMEOUT_S:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(SHOWN_S, TIMEOUT_S - spent_s))
+        if slow := [name for node_id, name in _working_nodes().items() if node_id in {tasks[each] for each in waiting}]:
+            print(f"  waiting for {', '.join(capped(slow, 5))} to start a process", file=sys.stderr, flush=True)
 
 
 def _working_nodes() -> dict[str, str]:
@@ -147,7 +162,7 @@ def _answer(reference: Any) -> list[tuple[str, str]]:
     try:
         found: list[tuple[str, str]] = ray.get(reference, timeout=0)
     except GetTimeoutError:
-        return [(f"has not answered within {TIMEOUT_S:g} s", "look after that node, or take it out: `ray stop` there")]
+        return [(f"has not answered within {TIMEOUT_S:g} s", "look at the load of that node; the same command asks it again")]
     except RayError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         return [(f"cannot run a task of ours: {reason}", "install what penstock needs on that node; its logs are in /tmp/ray")]

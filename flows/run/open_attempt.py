@@ -226,7 +226,7 @@ def _chosen_run(
         return decision.run.model_copy(update=going_on)
     if current is not None:
         reporter.report(f"a new run: {decision.reason}")
-    return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
+    return ledger.new_run(loaded.spec.name, spec, current).model_copy(update={"origins": loaded.origins, "keys": keys})
 
 
 def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:

@@ -198,10 +198,17 @@ class Ledger:
         storage.refuse_file()
         self.storage = storage
 
-    def new_run(self, pipeline: str, spec: dict[str, Any]) -> Run:
-        """Make a run and let it be the one the next command continues. Nothing is written until `save_run`."""
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
-        return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=utc_now(), spec=spec)
+    def new_run(self, pipeline: str, spec: dict[str, Any], after: Run | None = None) -> Run:
+        """Make a run and let it be the one the next command continues. Nothing is written until `save_run`.
+
+        Args:
+            after: the run before, which is created earlier, whatever the clock says.
+        """
+        now = dt.datetime.now(dt.UTC)
+        if after is not None:
+            now = max(now, dt.datetime.fromisoformat(after.created) + dt.timedelta(seconds=1))
+        created, stamp = now.isoformat(timespec="seconds"), now.strftime("%Y%m%d-%H%M%S")
+        return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=created, spec=spec)
 
     def current_run(self, pipeline: str) -> Run | None:
         """Return the run that the next command continues, if there is one.

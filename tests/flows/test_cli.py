@@ -161,6 +161,13 @@ def test_answer_is_on_stdout(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (f"no runs in {tmp_path}/.penstock\n", "")
 
 
+def test_warnings_as_errors_are_left_out(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['penstock', '--help']; import penstock.flows.cli as cli; cli.main()"
+    command, environment = [sys.executable, "-c", code], {**FROM_SOURCE, "PYTHONWARNINGS": "error"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "penstock: PYTHONWARNINGS is left out, since libraries warn\n")
+
+
 def test_unwritable_or_deleted_folder_is_named(tmp_path: Path) -> None:
     done = penstock("init", "/proc/here")  # nobody may make anything there
     assert done.returncode == 3 and "/proc/here cannot be made" in done.stderr and "Traceback" not in done.stderr

@@ -58,6 +58,17 @@ def test_held_lease_refuses_second_process_and_names_holder(tmp_path: Path) -> N
         process.communicate(input="")
 
 
+def test_holder_in_a_container_of_this_name_is_not_named_by_pid(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    with hold_lease(storage, "lease") as holder:
+        elsewhere = holder.model_copy(update={"process": holder.process.model_copy(update={"machine": "another", "pid": 1})})
+        storage.write_bytes("lease/00000001.json", elsewhere.model_dump_json().encode())
+        with pytest.raises(LeaseHeldError) as refused:
+            refuse_if_held(storage, "lease")
+    assert "stop its container; the place of a dead holder is free 60 s after" in refused.value.next_step
+    assert "kill 1" not in refused.value.next_step
+
+
 def test_released_lease_is_free(tmp_path: Path) -> None:
     process = holder_process(tmp_path)
     process.communicate(input="")

@@ -103,6 +103,11 @@ def error_of(group: Group, job: TrainJob) -> str:
     return ""
 
 
+def test_report_before_a_collective_of_others_is_named(tmp_path: Path) -> None:
+    errors = run_ranks(error_of, 2, loop_job(tmp_path, "reports_and_reduces", stall_s=1), timeout_s=60)
+    assert "ray.train.report was not called by every worker: rank 0 reports; rank 1 goes on" in errors
+
+
 def test_report_of_one_worker_alone_is_named(tmp_path: Path) -> None:
     errors = run_ranks(error_of, 2, loop_job(tmp_path, "reports_alone"))
     assert errors == ["ray.train.report was not called by every worker: rank 0 reports; rank 1 has ended"] * 2

@@ -34,7 +34,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
-from penstock.training.ranks import Group
+from penstock.training.ranks import POLL_S, Group
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.session.shard import Shard
@@ -102,6 +102,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
         self._newest: ray.train.Checkpoint | None = None
         self._generators: torch.Tensor | None = None
+        self._name, self._met, self._taken = group.shared_name(), 0, 0
+        """Name for the counts of meetings and of taken batches, which the other ranks see."""
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is not None:
@@ -244,19 +246,31 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         if stop and (self._knows_epochs or not at_last):  # after the last batch of a pass a user's loop cannot continue
             raise StopAtCheckpoint
 
+    def _wait_for_ranks(self, act: str) -> None:
+        """Wait for the other ranks. One that has taken a further batch may be in a collective of its own, and never come."""
+        group, (wait_s, most_s) = self._group, POLL_S
+        others = [rank for rank in range(group.world_size) if rank != group.rank]
+        self._met += 1
+        if others:
+            group.post(f"{self._name}/met/{group.rank}", self._met)
+        end_s = time.monotonic() + self._job.spec.stall_s
+        while absent := [rank for rank in others if group.posted(f"{self._name}/met/{rank}") < self._met]:
+            gone = [rank for rank in absent if group.posted(f"{self._name}/taken/{rank}") > self._taken]
+            if gone and time.monotonic() > end_s:  # one that only looked at a batch has come by now
+                raise _not_called_by_all({group.rank: act, gone[0]: "goes on"})
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, most_s)
+
     def meet(self, act: str) -> None:
         """Wait until every rank reports, or every rank ends; outside of collectives, which a lone rank would upset.
 
         Raises:
-            TrainingError: some report while others have ended.
+            TrainingError: some report while others have ended, or go on without this report.
         """
+        self._wait_for_ranks(act)
         acts = [each["act"] for each in self._group.everyones({"act": act})]
         if len(set(acts)) > 1:
-            which = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(acts))
-            raise TrainingError(
-                f"ray.train.report was not called by every worker: {which}",
-                next_step="call it on every worker equally often; only rank 0 needs to give a checkpoint",
-            )
+            raise _not_called_by_all(dict(enumerate(acts)))
 
     def _times(self) -> dict[str, float]:
         """Sum up each rank's seconds in passes and waits since the last report. A collective."""
@@ -301,6 +315,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             restore_rng(self._generators, self._group.device)
             self._generators = None
         self._step += 1
+        self._taken += 1
+        if self._group.world_size > 1:
+            self._group.post(f"{self._name}/taken/{self._group.rank}", self._taken)
         self._epoch, self._position = epoch, position
         self._rows += batch.global_rows
         self._rows_since += batch.global_rows
@@ -370,6 +387,14 @@ def at_last_batch(job: TrainJob, position: int) -> bool:
     of a batch that it did not get.
     """
     return position >= job.order.epoch_rows
+
+
+def _not_called_by_all(acts: Mapping[int, str]) -> TrainingError:
+    which = "; ".join(f"rank {rank} {act}" for rank, act in sorted(acts.items()))
+    return TrainingError(
+        f"ray.train.report was not called by every worker: {which}",
+        next_step="call it on every worker equally often; only rank 0 needs to give a checkpoint",
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,18 @@ def test_token_that_cannot_be_deleted_stops_nothing(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["token"]
 
 
-def test_each_node_of_a_cluster_is_checked(tmp_path: Path) -> None:
+def test_each_node_is_checked_and_a_slow_one_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with ray_cluster(tmp_path / "state"):
         storage = Storage(str(tmp_path / "shared"))
         assert check_nodes(storage, installed_versions()) == []
         (problem,) = check_nodes(storage, {"pyarrow": "1.0.0"})
+        monkeypatch.setattr(nodes, "SHOWN_S", 0.2)
+        monkeypatch.setattr(nodes, "check_node", lambda _needs: time.sleep(2) or [])
+        assert check_nodes(storage, {}) == []
+        monkeypatch.setattr(nodes, "TIMEOUT_S", 0.5)
+        (late,) = check_nodes(storage, {})
+    assert f"waiting for {socket.gethostname()} (" in capsys.readouterr().err and late.what == "has not answered within 0.5 s"
     assert problem.names.startswith(socket.gethostname()) and problem.what.endswith("here it is 1.0.0")
     assert list((tmp_path / "shared").iterdir()) == []

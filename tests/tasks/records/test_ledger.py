@@ -89,3 +89,13 @@ def test_done_run_is_not_killed_during_its_last_seconds(tmp_path: Path) -> None:
     assert repair_run(ledger, unfinished, "") and not repair_run(ledger, unfinished, "")
     statuses = {found.pipeline: (found.status, found.done_key) for found in ledger.runs()}
     assert statuses == {"p": ("done", "k"), "q": ("killed", None)}
+
+
+def test_run_after_another_is_the_later_one_on_any_clock(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    first = ledger.new_run("p", {}).model_copy(update={"created": "2999-01-01T00:00:00+00:00"})
+    second = ledger.new_run("p", {}, first)
+    for run in (first, second):
+        ledger.save_run(run)
+    assert [run.run for run in ledger.runs()] == [first.run, second.run]
+    assert second.created == "2999-01-01T00:00:01+00:00"
