@@ -168,7 +168,9 @@ class Storage:
             return self.local_path(path).read_bytes()
         with self._translated(path):
             fs, full = self._locate(path)
-            return bytes(fs.cat_file(full))
+            # Of a record, s3fs need not ask for the size first: it is read as one part.
+            one_part = {"max_concurrency": 1} if is_s3(self.root) and path.endswith((".json", ".jsonl", ".txt")) else {}
+            return bytes(fs.cat_file(full, **one_part))
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:

@@ -36,8 +36,8 @@ __all__ = ["NodeNeeds", "NodeProblem", "check_node", "check_nodes", "installed_v
 TIMEOUT_S = 900.0
 """For all nodes together: a busy node may take minutes to start a process. Ray calls a silent node dead after about 65 s."""
 
-SHOWN_S = 20.0
-"""Seconds between two lines that name the nodes without an answer."""
+SHOWN_S = 5.0
+"""Seconds until the nodes without an answer are named; each later time takes twice as long."""
 
 FREE_BYTES = 256 << 20
 """What the disk must have that a node writes to."""
@@ -137,9 +137,10 @@ def _wait(tasks: Mapping[Any, str]) -> None:
     """Wait for the answers, and name on stderr the nodes that take long."""
     import ray
 
-    waiting, began_s = list(tasks), time.monotonic()
+    waiting, began_s, shown_s = list(tasks), time.monotonic(), SHOWN_S
     while waiting and (spent_s := time.monotonic() - began_s) < TIMEOUT_S:
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(SHOWN_S, TIMEOUT_S - spent_s))
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(shown_s, TIMEOUT_S - spent_s))
+        shown_s *= 2
         if slow := [name for node_id, name in _working_nodes().items() if node_id in {tasks[each] for each in waiting}]:
             print(f"  waiting for {', '.join(capped(slow, 5))} to start a process", file=sys.stderr, flush=True)
 

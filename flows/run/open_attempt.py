@@ -118,10 +118,8 @@ def begin_attempt(
         close_attempts(ledger, known)
     now = Before(run=run.run, spec=run.spec, keys=keys)
     changed = changes(before, now).lines() if before is not None else []
-    attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(
-        update={"changed": changed, "command": run_command(loaded.file, loaded.overrides)}
-    )
-    ledger.save_attempt(run.run, attempt)
+    command = run_command(loaded.file, loaded.overrides)
+    attempt = ledger.new_attempt(run.run, flow_run.get_id(), changed=changed, command=command)
     ledger.run_storage(run.run).write_bytes(_ENVIRONMENT, describe_environment().encode())
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(

@@ -197,6 +197,8 @@ class Ledger:
     def __init__(self, storage: Storage) -> None:
         storage.refuse_file()
         self.storage = storage
+        self._outputs: dict[str, dict[str, Any]] = {}
+        """Outputs that belong to no run, by key: what they are does not change, so keys read each once."""
 
     def new_run(self, pipeline: str, spec: dict[str, Any], after: Run | None = None) -> Run:
         """Make a run and let it be the one the next command continues. Nothing is written until `save_run`.
@@ -330,8 +332,8 @@ class Ledger:
         """Return whether workers of the run ever began to train, in an attempt that is on record."""
         return any(attempt.workers for attempt in self.attempts(run_id))
 
-    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
-        """Write the record of an attempt by this process, numbered after the last one."""
+    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None, **facts: Any) -> Attempt:
+        """Write the record of an attempt by this process, numbered after the last one; `facts` are further fields."""
         # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.
         numbers = [_ATTEMPT.fullmatch(name) for name in self.storage.list(f"runs/{run_id}/attempts")]
         last = max((int(match[1]) for match in numbers if match), default=0)
@@ -340,6 +342,7 @@ class Ledger:
             process=ProcessIdentity.current(),
             started=utc_now(),
             prefect_flow_run_id=prefect_flow_run_id,
+            **facts,
         )
         self.save_attempt(run_id, attempt)
         return attempt
@@ -350,8 +353,9 @@ class Ledger:
 
     def stage_output(self, stage: StageName, key: str) -> dict[str, Any] | None:
         """Return the output on record of a stage that belongs to no run."""
-        record = self.stage_record(f"stages/{stage}/{key}.json", key)
-        return None if record is None else record.output
+        if key not in self._outputs and (record := self.stage_record(f"stages/{stage}/{key}.json", key)) is not None:
+            self._outputs[key] = record.output
+        return self._outputs.get(key)
 
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
         """Return the record at `path` if it parses and carries `key`; with `cleaned` also one whose data are deleted."""
@@ -363,4 +367,5 @@ class Ledger:
 
     def save_stage(self, path: str, record: StageRecord) -> None:
         """Write a stage's record: the last thing a stage does."""
+        self._outputs.pop(record.key, None)
         self.storage.write_json(path, record.model_dump(mode="json"))

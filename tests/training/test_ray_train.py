@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -96,10 +97,14 @@ def run_alone(job: TrainJob, client: ListClient | None = None) -> RankResult:
 
 
 def error_of(group: Group, job: TrainJob) -> str:
+    context = LocalTrainContext(experiment_name="loop")
     try:
-        run_loop_rank(job, group, ListClient())
+        with mock.patch.object(Session, "get_context", lambda self: context):
+            run_loop_rank(job, group, ListClient())
     except TrainingError as error:
         return error.message
+    except RuntimeError as error:  # of a collective with a rank that has left
+        return str(error)
     return ""
 
 
