@@ -36,6 +36,8 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
     if isinstance(kind, pa.BaseExtensionType):
         return canonical_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -171,7 +173,9 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
         return values
     if isinstance(values.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
         chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        is_bool8 = isinstance(values.type, pa.Bool8Type)
         values = pa.chunked_array([chunk.storage for chunk in chunks], type=values.type.storage_type)
+        values = pc.not_equal(values, 0) if is_bool8 else values  # 2 and -1 are true, too
     if pa.types.is_run_end_encoded(values.type):
         values = pc.run_end_decode(values)
     if pa.types.is_null(kind):

@@ -21,6 +21,7 @@ _DAY = datetime.datetime(2020, 1, 1)
         (pa.array([" 18446744073709551615", "-0.0"]), pa.uint64(), [18446744073709551615, 0]),
         (pa.array(["10000000000000000", "+0.5"]), pa.float64(), [1e16, 0.5]),
         (pa.array([0, 1, None]), pa.bool_(), [False, True, None]),
+        (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([2, 0, None], pa.int8())), pa.bool_(), [True, False, None]),
         (pa.array([_DAY, None]), pa.date32(), [_DAY.date(), None]),
         (pa.array([1.1, 0.07, -123456.78]), pa.decimal128(12, 2), ["1.10", "0.07", "-123456.78"]),
         (pa.array([[1, 0], []]), pa.list_(pa.bool_()), [[True, False], []]),
