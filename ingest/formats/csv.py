@@ -226,7 +226,8 @@ class CsvReader(Reader):
         batches = arrow_csv.open_csv(
             stream,
             read_options=arrow_csv.ReadOptions(
-                block_size=_BLOCK_BYTES,
+                # Some rows at once, however many columns: each batch has a cost for each column.
+                block_size=max(_BLOCK_BYTES, len(header) << 10),
                 use_threads=False,
                 column_names=self._form.options.header if is_first else header,
                 skip_rows=self._form.options.skip_rows if is_first else 0,

@@ -222,7 +222,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
         if taken and (transform.takes_all or taken & set(transform.named(source.data.label))):
             break
         with entry.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
-            columns = transform.columns(schema, source.data.label)
+            columns = transform.columns_of(schema, source.data)
         if taken & set(columns):
             break
         taken |= set(columns)

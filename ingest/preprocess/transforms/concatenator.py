@@ -64,7 +64,7 @@ class Concatenator(Transform[ConcatenatorOptions]):
         return names
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        names = self.columns(rows.table.schema, data.label)
+        names = self.columns_of(rows.table.schema, data)
         for name in names:
             rows.fix_shape(name)
             if not rows.num_rows:
@@ -91,7 +91,7 @@ class Concatenator(Transform[ConcatenatorOptions]):
 
 
 def _first_lost(values: np.ndarray, dtype: str) -> tuple[int, float, float] | None:
-    """Return (row, value, changed value) of the first whole number that changes in `dtype`; fractions may round.
+    """Return (row, value, changed value) of the first whole number that changes in `dtype`, or fraction that changes by 1.
 
     Seconds since 1970 in float32 are the same for two minutes.
     """
@@ -103,7 +103,8 @@ def _first_lost(values: np.ndarray, dtype: str) -> tuple[int, float, float] | No
         kept = values.astype(dtype)
     lost = ~np.isfinite(kept)
     if values.dtype.kind == "f":
-        lost |= (kept != values) & (values == np.trunc(values))
+        wide = kept.astype(np.float64)
+        lost |= (wide != values) & ((values == np.trunc(values)) | (np.abs(wide - values) >= 1))
     else:
         # As integers, since two of them may be one float of 64 bits; what is beyond the last of them cannot be kept.
         lost |= np.abs(kept.astype(np.float64)) >= float(np.iinfo(values.dtype).max)

@@ -67,7 +67,7 @@ class Imputer(Transform[ImputerOptions]):
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         fills: dict[str, Category | None] = {state.column: state.fill for state in fitted}
         if not fitted:
-            fills = dict.fromkeys(self.columns(rows.table.schema, data.label), self.options.fill_value)
+            fills = dict.fromkeys(self.columns_of(rows.table.schema, data), self.options.fill_value)
         self.require(rows, list(fills))
         for name, fill in fills.items():
             values = rows.column(name)

@@ -55,7 +55,7 @@ class CleanText(Transform[CleanTextOptions]):
         return None if is_text(kind) else f"it takes text; cast it first (cast: {{{in_yaml(column)}: string}}), or leave it out"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        for name in self.columns(rows.table.schema, data.label):
+        for name in self.columns_of(rows.table.schema, data):
             rows.put(name, self._cleaned(rows.column(name)))
 
     def _cleaned(self, text: pa.Array) -> pa.Array:
@@ -130,7 +130,7 @@ class Hashing(Transform[HashingOptions]):
         return None if takes else f"cast it to text first (cast: {{{in_yaml(column)}: string}})"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        for name in self.columns(rows.table.schema, data.label):
+        for name in self.columns_of(rows.table.schema, data):
             if _is_list_of_words(rows.column(name).type):
                 if self.options.buckets > MAX_ONE_HOT:
                     raise DataError(

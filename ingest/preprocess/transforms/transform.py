@@ -15,7 +15,8 @@ import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.errors import DataError
-from penstock.ingest.columns.fixed_shape import is_number
+from penstock.ingest.columns.fixed_shape import is_number, is_text
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.spec import DataSpec
@@ -155,6 +156,12 @@ class Transform(Generic[O]):
             if advice is not None:
                 raise DataError(f"preprocess: {self.name} cannot take column {name!r} of type {kind}", next_step=advice)
         return wanted
+
+    def columns_of(self, schema: pa.Schema, data: DataSpec) -> list[str]:
+        """Do as `columns`, where `*` leaves out text that the format calls no feature, such as names of files."""
+        hidden = format_of(data).not_features if self.takes_all else ()
+        fields = [field for field in schema if field.name not in hidden or not is_text(field.type)]
+        return self.columns(pa.schema(fields) if hidden else schema, data.label)
 
     @property
     def takes_all(self) -> bool:

@@ -465,3 +465,12 @@ def test_class_folders_in_two_unicode_forms_are_one_class(tmp_path: Path) -> Non
         files[f"{split}/{name}/{number}.png"] = content.getvalue()
     source = Source.of(tmp_path, files, ["label_encoder"], format="images", train="train", test="test", label="label")
     assert source.materialize().feed_schema.classes == (COMPOSED, "tea")
+
+
+@pytest.mark.parametrize("step", [{"ordinal": {"columns": "*"}}, {"hashing": {"columns": "*", "buckets": 9}}])
+def test_star_leaves_out_names_of_files(tmp_path: Path, step: dict[str, Any]) -> None:
+    held = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(held, "PNG")
+    files = {f"train/{kind}/{row}.png": held.getvalue() for kind in ("cat", "dog") for row in range(2)}
+    with pytest.raises(DataError, match=r"`\*` matches no column"):
+        Source.of(tmp_path, files, ["label_encoder", step], format="images", label="label").materialize()

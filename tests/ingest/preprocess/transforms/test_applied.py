@@ -191,6 +191,7 @@ def test_encoder_null_is_not_a_category(kind: str) -> None:
     ("values", "dtype", "place"),
     [
         (pa.array([1, 16777217]), "float32", "row 101 .*'x' holds 16777217, which float32 makes 16777216"),
+        (pa.array([1767225659.25, 0.1]), "float32", r"row 100 .*'x' holds 1767225659\.25, which float32 makes 1767225600"),
         (pa.array([1704067201.0, 0.1]), "float32", "row 100 .*'x' holds 1704067201, which float32 makes 1704067200"),
         (pa.array([[2, 3], [4, 2**24 + 3]]), "float32", "row 101 .*'x' holds 16777219"),
         (pa.array([0.1, 70000.5]), "float16", r"row 101 .*'x' holds 70000\.5, which float16 makes inf"),
