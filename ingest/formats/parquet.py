@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError, PenstockError
+from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
@@ -80,15 +84,16 @@ class ParquetReader(Reader):
     def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
         """Yield the rows of the row groups that begin at row `begin` and after it."""
         names = [name for name in schema.names if name != UNREADABLE]
-        with _open_parquet(file) as parquet:
+        with _open_parquet(file, batch_rows) as parquet:
             for groups, first_row in _read_together(parquet.metadata, begin, batch_rows):
                 row_bytes = max(1, sum(group.size for group in groups) // max(1, sum(group.rows for group in groups)))
                 at_once = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))
                 numbers = [group.number for group in groups]
                 try:
                     for batch in parquet.iter_batches(at_once, row_groups=numbers, columns=names, use_threads=False):
-                        yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
-                        first_row += batch.num_rows
+                        for part in _in_parts(batch):
+                            yield conform(pa.Table.from_batches([part]), schema, file, first_row)
+                            first_row += part.num_rows
                 except (OSError, pa.ArrowException) as error:
                     raise _unreadable_groups(file, groups, error) from error
 
@@ -121,6 +126,22 @@ def _read_together(metadata: pq.FileMetaData, begin: int, batch_rows: int) -> It
         yield held, held[0].start
 
 
+def _in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch where its texts would be of more than `_BATCH_BYTES`: a text that many rows share is once in the file."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            sizes += pc.fill_null(pc.take(pc.binary_length(column.dictionary), column.indices), 0).to_numpy(
+                zero_copy_only=False
+            )
+    ends, begin = np.cumsum(sizes), 0
+    while begin < batch.num_rows:
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
+        yield batch.slice(begin, end - begin)
+        begin = end
+
+
 def _unreadable_groups(file: SourceFile, groups: Sequence[_RowGroup], error: OSError | pa.ArrowException) -> PenstockError:
     """Return the error to raise for row groups that are read together."""
     first, last = groups[0], groups[-1]
@@ -139,14 +160,28 @@ def _unreadable_groups(file: SourceFile, groups: Sequence[_RowGroup], error: OSE
 
 
 @contextmanager
-def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
+def _open_parquet(file: SourceFile, batch_rows: int = 0) -> Iterator[pq.ParquetFile]:
+    """Open a file. Long texts that many rows share come as dictionaries if `batch_rows` of them would be too large."""
     with reading(file, "Parquet"), open_input(file.uri) as source:
         # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+            opened = partial(pq.ParquetFile, source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+            parquet = opened(pre_buffer=True)
+            texts = [field.name for field in parquet.schema_arrow if is_text(field.type)]
+            if texts and batch_rows and _longest(partial(opened, metadata=parquet.metadata), texts) * batch_rows > _BATCH_BYTES:
+                parquet = opened(metadata=parquet.metadata, read_dictionary=texts, pre_buffer=True)
         except OSError as error:
             raise _encrypted(file) if "encrypted" in str(error) else error from None
         yield parquet
+
+
+def _longest(opened: Callable[..., pq.ParquetFile], texts: list[str]) -> int:
+    """Return the bytes of the longest row that the dictionaries of the first row group make; little is read for that."""
+    with suppress(OSError, pa.ArrowException, StopIteration):  # reading the rows names what is damaged
+        peek = opened(read_dictionary=texts, pre_buffer=False, buffer_size=1 << 16)
+        columns = next(peek.iter_batches(1, row_groups=[0], columns=texts, use_threads=False)).columns
+        return sum(pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in columns)
+    return 0
 
 
 def _encrypted(file: SourceFile) -> DataError:

@@ -246,3 +246,20 @@ def test_encrypted_parquet_is_named(tmp_path: Path, plaintext_footer: bool) -> N
     if plaintext_footer:
         data, snapshot = read_snapshot(tmp_path, "parquet")
         assert len(reader_of(data).pieces(snapshot.files[0], 1)) == 2, "and no column is asked for, which would end the process"
+
+
+def test_long_texts_of_many_rows_are_read_in_parts(tmp_path: Path) -> None:
+    codes = np.arange(1200) * 4 // 1200
+    texts, indices = pa.array(["a" * 200_000, "b" * 200_000, "", "short"]), pa.array(codes, pa.int32(), mask=codes == 2)
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(indices, texts), "row": np.arange(1200)})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)  # 240 MB in 30 kB
+    data, snapshot = read_snapshot(tmp_path, "parquet")
+    row = 0
+    for part in reader_of(data).tables(snapshot.files[0], snapshot.arrow_schema(), 4096):
+        assert part.nbytes < 65 << 20
+        assert part.column("row").to_pylist() == list(range(row, row + part.num_rows))
+        assert [str(text)[:1] for text in part.column("text").to_pylist()] == [
+            "abNs"[code] for code in codes[row:][: len(part)]
+        ]
+        row += part.num_rows
+    assert row == 1200
