@@ -163,6 +163,9 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
             next_step="leave data.label out, and let the recipe's loss read the column",
         )
     rows.fix_shape(name, is_label=is_label)
+    kind = rows.column(name).type
+    if is_label and isinstance(kind, pa.FixedShapeTensorType) and kind.shape == [1] and pa.types.is_integer(kind.value_type):
+        rows.put(name, rows.column(name).storage.flatten())  # classes of shape (rows, 1), as Keras' data sets have them
 
 
 def _check_label(rows: Rows, label: str) -> None:

@@ -509,3 +509,13 @@ def test_single_class_and_empty_split_are_warned_of(tmp_path: Path) -> None:
     files = {"train/a.parquet": pa.table({"y": [0, 1]}), "test/a.parquet": pa.table({"y": [1]})}
     two = Source.of(tmp_path / "two", files, label="y", test="test")
     assert one_class(two.materialize()) == "" and empty_splits(two.materialize(), two.data) == []
+
+
+def test_class_indices_of_shape_one_are_classes(tmp_path: Path) -> None:
+    labels = np.arange(18, dtype=np.uint8) % 9
+    rows = {"x": np.arange(18.0), "y": pa.FixedSizeListArray.from_arrays(labels, 1)}
+    manifest = Source.of(tmp_path, {"train/a.parquet": pa.table(rows)}, label="y").materialize()
+    assert manifest.feed_schema.num_classes == 9 and manifest.feed_schema["y"].type_text == "int64"
+    amounts = {"x": np.arange(18.0), "y": pa.FixedSizeListArray.from_arrays(labels.astype(np.float32), 1)}
+    manifest = Source.of(tmp_path / "amounts", {"train/a.parquet": pa.table(amounts)}, label="y").materialize()
+    assert manifest.feed_schema["y"].type_text == "float32[1]", "a loss may subtract it from outputs of that shape"
