@@ -6,6 +6,7 @@ rows; they do so one after the other.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,10 @@ MAX_ENDS_INSIDE = 4
 """If a bucket holds the ends of more blocks, a binary search is as fast."""
 
 
+_gathered_in: int | None = None
+"""The process that has gathered rows last; another one where this was forked from it."""
+
+
 class RowGather:
     """Rows in blocks, found by their ids.
 
@@ -66,6 +71,8 @@ class RowGather:
         list_bytes: int = 0,
         beyond_memory: bool = False,
     ) -> None:
+        if _gathered_in not in (None, os.getpid()):
+            torch.set_num_threads(1)  # a forked process waits for ever for the threads that torch had before
         self.columns = tuple(columns)
         self.num_rows = sum(block_rows)
         self.row_bytes = list_bytes + fixed_bytes(self.columns)
@@ -127,7 +134,9 @@ class RowGather:
         The caller may keep and change the tensors. Their memory is reused once nothing refers to any part of it. Encoded images
         are decoded; columns of lists are left to `take_lists`.
         """
+        global _gathered_in
         with self._lock, phase("gather"):
+            _gathered_in = os.getpid()
             tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
             if not len(ids):
                 return tensors

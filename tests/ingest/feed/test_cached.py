@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +32,7 @@ from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
+from tests import ROOT
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.conformance.feed_cases import (
     LISTS,
@@ -399,3 +404,35 @@ def test_stream_raises_users_error(ray_cluster: None) -> None:  # noqa: F811
     feed = StreamFeed(streamed([0, 1], broken), SCHEMA, "train", content="c", batch_rows=10, order=order)
     with pytest.raises(DataError, match="row 3"):
         list(islice(feed.batches(0), 20))
+
+
+def test_process_forked_after_threads_read_can_read(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "storage"))
+    manifest = write_dataset(storage, tmp_path / "scratch", 5)
+    storage.write_json("datasets/d/manifest.json", manifest.model_dump(mode="json"))
+    script = """
+import os, sys, threading
+from penstock import open_feed
+def read():
+    for _ in range(3):
+        assert sum(batch.rows for batch in open_feed(sys.argv[1], batch_rows=512).batches(0)) == int(sys.argv[2])
+threads = [threading.Thread(target=read) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+for _ in range(3):
+    if not (child := os.fork()):
+        read()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print("read")
+"""
+    arguments = [f"{tmp_path}/storage/datasets/d", str(ROWS)]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "4", "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        try:
+            assert program.communicate(timeout=90)[0] == "read\n"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
