@@ -16,7 +16,7 @@ from prefect.utilities.annotations import quote
 
 from penstock.errors import Interrupted, PenstockError, ShardError
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import FlowEndedOffline, name_at_begin, remember_end
+from penstock.flows.run.flow_runs import NOTABLE, FlowEndedOffline, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt, reconfirm_run
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
@@ -111,7 +111,10 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
         return Cancelled(message=stopped.message, data=close_attempt(ctx, "interrupted", stopped))
     complete = request.until in (None, STAGES[-1])
     result = close_attempt(ctx, "done" if complete else "partial")
-    return Completed(message=f"run {ctx.run.run}", data={**result, **(apply_retention(ctx) if complete else {})})
+    notable = result.get("look_at", ())
+    data = {**result, **(apply_retention(ctx) if complete else {})}
+    message = "\n".join([f"run {ctx.run.run}", *notable])
+    return Completed(message=message, data=data, name=NOTABLE if notable else "Completed")
 
 
 def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from penstock.flows.history.metrics import sort_by_split
 from penstock.flows.history.render import render
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
@@ -18,7 +19,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 
-__all__ = ["report_page", "sort_by_split", "throughput_sentence"]
+__all__ = ["report_page", "throughput_sentence"]
 
 _NEVER = 1 << 60
 
@@ -79,12 +80,6 @@ def throughput_sentence(points: Sequence[Point]) -> str:
         f"{sentence}. It was data-bound {share:.0%} of the time: the workers waited for rows. Larger batches, "
         "cache: disk, or more CPUs for each worker may help."
     )
-
-
-def sort_by_split(metrics: Iterable[str]) -> list[str]:
-    """Sort names of metrics: test first, train last."""
-    splits = ("test/", "val/", "train/")
-    return sorted(metrics, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
 
 
 def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:

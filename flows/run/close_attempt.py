@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
+from penstock.flows.history.comparison import compare, what_to_look_at
 from penstock.flows.history.report import report_page
 from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
@@ -37,6 +38,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
     # Before waiting for the tracker: a signal there must not leave a finished run unrecorded.
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
+    if status == "done":
+        result["look_at"] = _what_to_look_at(ctx, result)
     if unrecorded is not None and error is None:
         raise unrecorded
     ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
@@ -95,6 +98,26 @@ def _description(ctx: RunContext) -> str:
         when = ", while `penstock ui` is open" if embedded else ""
         found += [f"[Attempt {ctx.attempt.number} in Prefect]({page}){when}"] if page is not None else []
     return "\n\n".join(found)
+
+
+def _what_to_look_at(ctx: RunContext, result: dict[str, Any]) -> list[str]:
+    """Warn of a fall of quality and of drift since the run before; return these lines, and a move of the alias."""
+    found: list[str] = []
+    trained = ctx.outcomes["train"].outcome != "reused"
+    before = ctx.ledger.load_run(ctx.before.run) if ctx.before is not None and trained else None
+    if before is not None and before.run != ctx.run.run and before.result.get("metrics"):
+        try:
+            found = what_to_look_at(compare(ctx.ledger, before, ctx.run))
+        except Exception as error:  # of any class: a comparison must not fail a run
+            ctx.reporter.warn(f"not compared with run {before.run}: {describe_error(error)}")
+    for line in found:
+        ctx.warn(line)
+    if found and before is not None:
+        ctx.reporter.report(f"look at it: penstock compare {before.run} {ctx.run.run}")
+    promotion, register = result["promotion"] or {}, ctx.project.spec.register_
+    if promotion.get("moved") and register.promote is not None and ctx.outcomes["register"].outcome != "reused":
+        found.append(f"alias {register.alias!r} is at {result['model_uri']} now: {promotion['reason']}")
+    return found
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:

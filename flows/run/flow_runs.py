@@ -24,7 +24,19 @@ from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
-__all__ = ["FlowEndedOffline", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "remember_end", "report_end"]
+__all__ = [
+    "NOTABLE",
+    "FlowEndedOffline",
+    "flow_result",
+    "flow_run_page",
+    "name_at_begin",
+    "name_flow_run",
+    "remember_end",
+    "report_end",
+]
+
+NOTABLE = "Notable"
+"""Name of the completed state of a run that a person should look at; messages of a deployment go by it."""
 
 _End = TypeVar("_End", bound=State[Any] | BaseException)
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import SpecError
-from penstock.flows.history.report import sort_by_split
-from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
-from penstock.ingest.schema import METRICS_OF, SPLITS, Split
-from penstock.messages import capped, counted
-from penstock.tasks.records.changes import Before, changes
-from penstock.tasks.records.data import RunData, compare_data
-from penstock.tasks.records.ledger import Ledger, Run
-from penstock.training.better import LOWER_IS_BETTER
-from penstock.training.evaluation.paired import compare_paired
+from penstock.flows.history.comparison import compare
+from penstock.flows.verbs.which_run import RunNames
+from penstock.messages import counted
 
 __all__ = ["compare_runs", "show_comparison"]
 
 _COLUMNS_SHOWN = 8
-
-_FEW = 5
 
 
 def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
@@ -43,32 +30,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         raise SpecError(
             f"{first!r} and {second!r} are both the run {before.run}", next_step="name two runs: penstock log lists them"
         )
-    sides = Before.of(names.ledger, before), Before.of(names.ledger, after)
-    found = changes(*sides)
-    data = RunData.of(names.ledger, before), RunData.of(names.ledger, after)
-    compared = {
-        "status": "done",
-        "before": _describe_run(before),
-        "after": _describe_run(after),
-        "main_metric": main_metric(after),
-        "same": {
-            "data": not found.files,
-            "code": not found.code,
-            "spec": not found.spec,
-            "versions": not found.versions,
-        },
-        "changed": found.model_dump(mode="json", include={"spec", "versions"}),
-        "code": list(found.code),
-        "data": compare_data(*data, found.files),
-        "metrics": _compare_metrics(before, after),
-        "same_rows": _same_rows(names.ledger, before, after, data),
-    }
-    gone = [
-        f"{of.run} was {of.cleaned}: its answers are deleted, so single rows are not compared"
-        for of in (before, after)
-        if of.cleaned
-    ]
-    return {**compared, "findings": [*gone, *_summarize(compared)]}
+    return compare(names.ledger, before, after)
 
 
 def show_comparison(compared: dict[str, Any], console: Console) -> None:
@@ -101,150 +63,3 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
         show(f"drift   {entry['column']}: {entry['summary'] or entry['kind']}")
     for change in [*compared["changed"]["spec"], *compared["changed"]["versions"]]:
         show(f"{change['name']}: {change['before']} -> {change['after']}")
-
-
-def _describe_run(run: Run) -> dict[str, Any]:
-    return {
-        "run": run.run,
-        "pipeline": run.pipeline,
-        "created": run.created,
-        "status": run.status,
-        "model_uri": run.result.get("model_uri"),
-        "url": run.result.get("url"),
-        "cleaned": str(run.cleaned) if run.cleaned is not None else None,
-    }
-
-
-def _answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> pd.DataFrame | None:
-    """Read the answers of a run's model on a split; None if they are not on record."""
-    table = ledger.answers(run.run, split)
-    if table is None:
-        return None
-    answers = table.to_pandas()
-    if "file" in answers:  # by content: a file that was written again holds other rows
-        answers["file"] = [f"{name}\n{data.files.get(name, {}).get('content')}" for name in answers["file"]]
-    for name in ("target", "predicted") if data.classes else ():  # by name: the numbers of classes may differ between runs
-        answers[name] = np.array(data.classes, object)[answers[name].astype(int)]
-    return answers
-
-
-def _compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
-    """Compare every metric of either run, held-out ones first; `better` is whether the later run is."""
-    was, now = before.result.get("metrics", {}), after.result.get("metrics", {})
-    found = []
-    for name in sort_by_split({*was, *now}):
-        entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
-        if name in was and name in now:
-            entry["difference"] = difference = now[name] - was[name]
-            entry["better"] = None if difference == 0 else better_sign(after, name) * difference > 0
-        found.append(entry)
-    return found
-
-
-def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, RunData]) -> list[dict[str, Any]]:
-    """Compare both models on the rows that both judged, by split, with a 95 % interval of the difference."""
-    found = []
-    for split in SPLITS[1:]:
-        was, now = (_answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True))
-        is_class = bool(data[0].classes)
-        if was is None or now is None or is_class != bool(data[1].classes):
-            continue
-        both = _align(was, now, _same_split(data, split))
-        rows = len(both[0])
-        entry: dict[str, Any] = {"split": split, "rows": rows, "of": [len(was), len(now)], "metrics": []}
-        if rows and is_class:
-            right = [(side["target"] == side["predicted"]).to_numpy(np.float64) for side in both]
-            entry["metrics"].append(_compare_scores("accuracy", *right))
-        if rows:
-            losses = [side["loss"].to_numpy(np.float64) for side in both]
-            entry["metrics"].append(_compare_scores("log_loss" if is_class else "mae", *losses))
-        found.append(entry)
-    return found
-
-
-def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
-    digests = [side.manifest.split_digests.get(split) if side.manifest is not None else None for side in data]
-    return digests[0] is not None and digests[0] == digests[1]
-
-
-def _align(was: pd.DataFrame, now: pd.DataFrame, same: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Select the answers on the rows that both have, in one order."""
-    if same and len(was) == len(now):
-        return was, now
-    if "file" not in was or "file" not in now:  # the rows are not known
-        return was.head(0), now.head(0)
-    both = was.merge(now, on=["file", "row"], suffixes=("", "_now"), sort=True)
-    return both, both.filter(like="_now").rename(columns=lambda name: name.removesuffix("_now"))
-
-
-def _compare_scores(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
-    """Compare two scores on the same rows, as `register.promote` does."""
-
-    def mean_of(scores: NDArray[np.float64]) -> Callable[..., float]:
-        return lambda rows=None: float((scores if rows is None else scores[rows]).mean())
-
-    paired = compare_paired(mean_of(was), mean_of(now), len(was))
-    sure = not math.isnan(paired.low) and not paired.low <= 0 <= paired.high
-    better = (paired.difference > 0) == (name not in LOWER_IS_BETTER) if sure else None
-    found = {"metric": name, "before": paired.before, "after": paired.after, "difference": paired.difference}
-    interval = {side: None if math.isnan(value) else value for side, value in (("low", paired.low), ("high", paired.high))}
-    return {**found, **interval, "sure": sure, "better": better}
-
-
-def _summarize(compared: Mapping[str, Any]) -> list[str]:
-    """Summarize the other parts of `penstock compare --json` in sentences, the most important first."""
-    data, changed = compared["data"], compared["changed"]
-    found = [*_describe_metric(compared)]
-    found += [_describe_file(file, data["classes"]) for file in data["files"][:_FEW]]
-    if len(data["files"]) > _FEW:
-        found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
-    found += [
-        f"Class {entry['class']!r} is {entry['share_after']:.1%} of the {entry['split']} rows now, and was "
-        f"{entry['share_before']:.1%}."
-        for entry in data["classes"]
-        if entry["drifted"]
-    ][:_FEW]
-    drifted = [entry for entry in data["columns"] if entry["drifted"]]
-    found += [f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}." for entry in drifted[:_FEW]]
-    if len(drifted) > _FEW:
-        found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
-    if compared["code"]:
-        found.append(f"The code differs in {', '.join(capped(compared['code'], _FEW))}.")
-    found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
-    found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
-    if not (changed["spec"] or changed["versions"] or compared["code"] or data["files"]):
-        found.append("Both have the same data, code, settings and versions.")
-    return found
-
-
-def _describe_metric(compared: Mapping[str, Any]) -> list[str]:
-    metric = next((entry for entry in compared["metrics"] if entry["metric"] == compared["main_metric"]), None)
-    if metric is None or metric["difference"] is None:
-        return []
-    split, _, name = metric["metric"].partition("/")
-    word = "better" if metric["better"] else "worse"
-    if metric["better"] is None:
-        return [f"{metric['metric']} is the same: {metric['after']:.4f}."]
-    text = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
-    for entry in compared["same_rows"]:
-        for paired in entry["metrics"]:
-            if METRICS_OF[entry["split"]] == split and paired["metric"] == name:
-                note = "" if paired["sure"] else ", not significant"
-                text += f"; on the {counted(entry['rows'], 'row')} that both judged by {paired['difference']:+.4f}"
-                if paired["low"] is not None:
-                    text += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{note}"
-    return [text + "."]
-
-
-def _describe_file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
-    text = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
-    if file["rows"] is not None or file["rows_before"] is not None:
-        rows = file["rows"] if file["rows"] is not None else file["rows_before"]
-        text += f", {counted(rows, 'row')}"
-    total = sum(file["classes"].values())
-    apart = []
-    for name, count in file["classes"].items():
-        was = next((e["share_before"] for e in classes if e["class"] == name and e["split"] == "train"), None)
-        if total and was is not None and abs(count / total - was) > 0.1:
-            apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
-    return text + (": " + "; ".join(apart) if apart else "") + "."

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import SpecError
+from penstock.flows.history.metrics import better_sign, main_metric
 from penstock.flows.verbs.status import state_of
 from penstock.messages import counted, did_you_mean
 from penstock.tasks.records.ledger import Ledger, Run
-from penstock.training.better import LOWER_IS_BETTER
-from penstock.training.spec import BestSpec
 
-__all__ = ["RunNames", "better_sign", "main_metric"]
+__all__ = ["RunNames"]
 
 
 _BY_ORDER = ("last", "previous", "best")
@@ -94,23 +93,3 @@ class RunNames:
             if wanted == (of_run if model else "", made):
                 return run
         return None
-
-
-def main_metric(run: Run) -> str | None:
-    """Return the metric of the best checkpoint, on the test rows if it was measured there, else the first held-out metric."""
-    metrics = run.result.get("metrics", {})
-    chosen = ((run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}).get("metric")
-    wanted = [
-        f"test/{str(chosen).rpartition('/')[2]}",
-        chosen,
-        *(f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss")),
-    ]
-    return next((name for name in wanted if name in metrics), next(iter(sorted(metrics)), None))
-
-
-def better_sign(run: Run, metric: str) -> int:
-    """Return 1 if more is better, -1 if less is."""
-    best = (run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}
-    if str(best.get("metric")).rpartition("/")[2] == metric.rpartition("/")[2]:
-        return 1 if BestSpec.model_validate(best).mode == "max" else -1
-    return -1 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1

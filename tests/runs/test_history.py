@@ -61,6 +61,9 @@ def test_a_night_of_flipped_labels_is_explained(nights_file: Path, nights: dict[
     (test,) = (entry for entry in compared["same_rows"] if entry["split"] == "test")
     accuracy = test["metrics"][0]
     assert accuracy["difference"] == pytest.approx(drop) and accuracy["low"] < drop < accuracy["high"] < 0
+    last_lines = nights["second"]["look_at"]
+    assert [line.partition(" ")[0] for line in last_lines[:2]] == ["test/accuracy", f"train/{ADDED}"]
+    assert worse == last_lines[0] and set(last_lines) <= set(nights["second"]["warnings"]) and not nights["first"]["look_at"]
     validation = next(entry for entry in compared["same_rows"] if entry["split"] == "validation")
     assert validation["rows"] == validation["of"][0] < validation["of"][1]  # the rows of the first night are still held out
     printed = said("compare", "previous", "--file", nights_file)
@@ -154,6 +157,8 @@ def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
     record = next((nights_file.parent / ".penstock" / "runs" / nights["second"]["run"] / "attempts").glob("*.json"))
     flow_run = httpx.get(f"{prefect_url}/flow_runs/{json.loads(record.read_text())['prefect_flow_run_id']}").json()
     accuracy = nights["second"]["metrics"]["test/accuracy"]
+    assert (flow_run["state"]["type"], flow_run["state"]["name"]) == ("COMPLETED", "Notable")
+    assert "test/accuracy is worse" in flow_run["state"]["message"]
     assert flow_run["name"] == f"{nights['second']['run']} attempt 1: done, test/accuracy {accuracy:.4f}"
     wanted = {"key": {"any_": ["nightly-materialize"]}, "flow_run_id": {"any_": [flow_run["id"]]}}
     (artifact,) = httpx.post(f"{prefect_url}/artifacts/filter", json={"artifacts": wanted}).json()

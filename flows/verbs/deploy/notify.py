@@ -1,4 +1,4 @@
-"""Send messages if runs of a deployment fail: a block with the address, and an automation of Prefect.
+"""Send messages if runs of a deployment fail or are notable: a block with the address, and automations of Prefect.
 
 The Prefect server sends them, so they are sent even if a worker has died.
 """
@@ -26,6 +26,7 @@ from pydantic import SecretStr
 
 from penstock.digest import digest_of
 from penstock.errors import SpecError
+from penstock.flows.run.flow_runs import NOTABLE
 
 __all__ = ["NOBODY", "Notify", "forget_messages", "put_messages"]
 
@@ -71,7 +72,7 @@ class Notify(NamedTuple):
 
 
 def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID, file: str, notify: Notify) -> dict[str, Any]:
-    """Replace block and automation of a deployment. Returns the entry `notify` of `--json`, without the address."""
+    """Replace block and automations of a deployment. Returns the entry `notify` of `--json`, without the address."""
     forget_messages(client, full_name)
     if notify.is_webhook:
         block: Webhook | SlackWebhook = Webhook(
@@ -80,13 +81,16 @@ def put_messages(client: SyncPrefectClient, full_name: str, deployment_id: UUID,
     else:
         block = SlackWebhook(url=SecretStr(notify.url))  # it takes any URL of Apprise
     block_id = UUID(str(block.save(_block_name(full_name), overwrite=True)))
-    made = client.create_automation(_automation(full_name, deployment_id, file, notify, block_id))
-    return {"to": notify.shown, "automation": str(made)}
+    made = {
+        wanted.name: str(client.create_automation(wanted))
+        for wanted in (_automation(full_name, what, deployment_id, file, notify, block_id) for what in _STATES)
+    }
+    return {"to": notify.shown, "automations": made}
 
 
 def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
-    """Delete block and automation of a deployment. Returns whether there was an automation."""
-    found = [each.id for each in client.read_automations_by_name(_name(full_name))]
+    """Delete block and automations of a deployment. Returns whether there were any."""
+    found = [each.id for what in _STATES for each in client.read_automations_by_name(f"{full_name}: {what}")]
     for automation_id in found:
         client.delete_automation(automation_id)
     for kind in (Webhook, SlackWebhook):
@@ -100,14 +104,13 @@ def forget_messages(client: SyncPrefectClient, full_name: str) -> bool:
     return bool(found)
 
 
-def _name(full_name: str) -> str:
-    return f"{full_name}: a run failed"
-
-
 def _block_name(full_name: str) -> str:
     """Reduce a name to lower-case letters, digits and dashes; the digest keeps different names apart."""
     return f"{re.sub('[^a-z0-9]+', '-', full_name.lower())}-{digest_of(full_name)[:6]}"
 
+
+_STATES = {"a run failed": ("Failed", "Crashed", "TimedOut"), "look at a run": (NOTABLE,)}
+"""What a message says -> states of a flow run that it is sent for."""
 
 _FAILED = """\
 pipeline: {pipeline}
@@ -117,13 +120,13 @@ run: {{{{ flow_run.name }}}}
 {{% endif %}}{{{{ flow_run | ui_url }}}}"""
 
 
-def _automation(full_name: str, deployment_id: UUID, file: str, notify: Notify, block_id: UUID) -> AutomationCore:
+def _automation(full_name: str, what: str, deployment_id: UUID, file: str, notify: Notify, block_id: UUID) -> AutomationCore:
     pipeline = full_name.partition("/")[2]
     return AutomationCore(
-        name=_name(full_name),
+        name=f"{full_name}: {what}",
         description="Made by `penstock deploy --notify`.",
         trigger=EventTrigger(
-            expect={f"prefect.flow-run.{state}" for state in ("Failed", "Crashed", "TimedOut")},
+            expect={f"prefect.flow-run.{state}" for state in _STATES[what]},
             match={"prefect.resource.id": "prefect.flow-run.*"},
             match_related={
                 "prefect.resource.role": "deployment",
@@ -133,7 +136,7 @@ def _automation(full_name: str, deployment_id: UUID, file: str, notify: Notify, 
             posture=Posture.Reactive,
             within=dt.timedelta(0),
         ),
-        actions=[_message(notify, block_id, _name(pipeline), _FAILED.format(pipeline=pipeline, file=shlex.quote(file)))],
+        actions=[_message(notify, block_id, f"{pipeline}: {what}", _FAILED.format(pipeline=pipeline, file=shlex.quote(file)))],
     )
 
 

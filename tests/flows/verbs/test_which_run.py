@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpecError
-from penstock.flows.verbs.compare import _describe_metric
-from penstock.flows.verbs.which_run import RunNames, better_sign, main_metric
+from penstock.flows.history.comparison import _describe_metric, what_to_look_at
+from penstock.flows.history.metrics import better_sign, main_metric
+from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from tests.drills.project import make_project
@@ -79,3 +80,21 @@ def test_equal_metric_has_no_interval() -> None:
         "same_rows": [{"split": "test", "rows": 177, "metrics": [paired]}],
     }
     assert _describe_metric(compared) == ["test/accuracy is the same: 1.0000."]
+
+
+@pytest.mark.parametrize(("better", "sure_worse", "lines"), [(False, True, 3), (False, None, 2), (True, None, 2)])
+def test_fall_of_quality_and_drift_are_looked_at(better: bool, sure_worse: bool | None, lines: int) -> None:
+    apart = -0.1 if not better else 0.1
+    paired = {"metric": "accuracy", "difference": apart, "low": -0.2, "high": 0.2, "sure": bool(sure_worse)}
+    column = {"column": "age", "kind": "numbers", "drifted": True, "summary": "mean 1 -> 9"}
+    added = {"name": "train/b.csv", "what": "added", "rows": 9, "rows_before": None, "classes": {"yes": 9}}
+    share = {"split": "train", "class": "yes", "share_before": 0.5, "share_after": 0.5, "drifted": False}
+    compared = {
+        "main_metric": "test/accuracy",
+        "metrics": [{"metric": "test/accuracy", "before": 0.9, "after": 0.9 + apart, "difference": apart, "better": better}],
+        "same_rows": [{"split": "test", "rows": 177, "metrics": [paired | {"better": False if sure_worse else None}]}],
+        "data": {"files": [added], "classes": [share], "columns": [column]},
+    }
+    found = what_to_look_at(compared)
+    assert len(found) == lines and found[-1] == "Column 'age' has drifted: mean 1 -> 9."
+    assert "100.0% of class 'yes', where the rows before had 50.0%" in found[-2]
