@@ -69,7 +69,7 @@ def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     said.remove("recipe: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
-        "warning: model.py:27, model.py:21, transforms.py:10: reads environment variables, whose values no key covers",
+        "warning: model.py:28, model.py:22, transforms.py:10: reads environment variables, whose values no key covers",
     ]
     ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
     assert result["ships"] == {name: (made.base_dir / name).stat().st_size for name in ships}
