@@ -40,9 +40,9 @@ class VerifyContext:
     """What a stage's `verify` works with.
 
     Attributes:
-        deep: read and hash the data too; without it presence and sizes have to do.
+        deep: read and hash the data too; without it only presence and sizes are checked.
         will_train: training has something left to do, so it will read the rows.
-        state_dir: where what is embedded keeps files on this machine, such as a model registry.
+        state_dir: folder on this machine for the files of embedded services, such as MLflow's model registry.
         upstream: outputs of the stages before, as far as they are known.
     """
 

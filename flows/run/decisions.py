@@ -38,7 +38,7 @@ _MAY_LEAVE_ROWS = ("version.", "materialize.", "format", "key.")
 
 @dataclass(frozen=True)
 class Past:
-    """The pipeline's newest run, and its progress."""
+    """The pipeline's current run, and its progress."""
 
     run: Run
     reached: TrainState | None = None
@@ -71,7 +71,10 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Continue:
-    """Continue `run`; `warnings` name the promises that the changes cost. Decided again once the train key is known."""
+    """Continue `run`; `warnings` list the changes that may cost bit-exactness.
+
+    `open_attempt.reconfirm_run` decides again once the rows are prepared.
+    """
 
     run: Run
     warnings: tuple[str, ...] = ()
@@ -97,7 +100,7 @@ def refusal(decision: Refuse, command: str) -> ResumeError:
 def decide(
     ledger: Ledger, current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey]
 ) -> NewRun | Continue | Refuse:
-    """Decide what a `run` command does after `current`, the pipeline's newest run, from the ledger.
+    """Decide what a `run` command does after `current`, the pipeline's current run, from the ledger.
 
     Raises:
         CheckpointError: a checkpoint is from a newer penstock.
@@ -115,7 +118,7 @@ def choose_run(
     """Decide what a `run` command does.
 
     Args:
-        past: the pipeline's newest run, if any.
+        past: the pipeline's current run, if any.
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
         fresh: begin a new run.
@@ -136,7 +139,7 @@ def choose_run(
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.done_key is None or current.keys["train"].key != current.done_key:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
-    changed = [*forbidden, *warn]  # more epochs continue what was trained, not another training
+    changed = [*forbidden, *warn]  # more epochs are in neither list
     if changed and not (len(changed) == 1 and _longer_loop(current.spec.get("train", {}), train)):
         return NewRun(f"the last run is done, and since then {changed[0]}")
     return Continue(current, tuple(warn))
@@ -209,7 +212,7 @@ def _describe_change(name: str, before: Any, after: Any) -> list[str]:
 
 
 def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
-    """Refuse fewer epochs than are already trained: the earlier weights may be deleted, and no schedule ended there."""
+    """List lengths that end before the newest checkpoint: the earlier weights may be deleted, and no schedule ended there."""
     if train.get("loop") is not None:
         return []  # the function has its own number of epochs
     epochs, max_steps = train.get("epochs"), train.get("max_steps")

@@ -53,7 +53,7 @@ from penstock.storage import Storage
 __all__ = ["damaged_shards", "materialize"]
 
 _UNITS_PER_TASK, _TASKS_PER_CPU = 4, 2
-"""Most units of a task, and least tasks for each CPU."""
+"""Upper limit of the units of a task, and lower limit of the tasks for each CPU."""
 
 LISTINGS_AT_ONCE = 16
 """Parallel listings of a store: each takes some 20 ms."""
@@ -73,18 +73,18 @@ def materialize(
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
     Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. For an existing dataset, the units of damaged
-    shards are made again. Existing units, also those of other datasets, are used if their sizes are right and, on a local disk,
-    their hashes; shards of a store are checked when they are fetched.
+    shards are made again. Existing units, also those of other datasets, are used if their shards have the right sizes and, on a
+    local disk, the right digests; shards of a store are checked when they are fetched.
 
     Args:
         key: the materialize stage's key, which names the dataset.
         piece_bytes: a file of at least twice this size is prepared in units of about this size, if its format allows it.
-        is_kept: other processes may make the same dataset in this storage; they wait for the first one.
+        is_kept: whether the storage is shared: then the dataset's lease is taken, and other processes that make it wait.
 
     Raises:
         DataError: rows that cannot be used (with the count and the first row of each kind over all units, or until the budget
-        of
-            `data.invalid: quarantine` is exceeded), a wrong transform or column, or a damaged unit that came out differently.
+            of `data.invalid: quarantine` is exceeded), a wrong transform or column, or a damaged unit that came out
+            differently.
     """
     jobs = _plan(preparation, spec, storage, piece_bytes)
     if not is_kept:

@@ -31,9 +31,10 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
     """Return the split of each row of `table`: uint8 [rows], index into SPLITS.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
-    and f_test <= u < f_test + f_validation is validation. Where the two rules hash different columns, or test goes by time,
-    validation takes its share of what test has left, by its own hash. Of `data.folds` each is an equal part of what test has
-    left. With `stratify` the ends of these ranges are those of the row's file and class (`SourceFile.strata`).
+    and f_test <= u < f_test + f_validation is validation. If the two rules hash different columns, validation has its own hash,
+    and its share is still of all rows; if test goes by time, its share is of the rows that test leaves. Of `data.folds` each is
+    an equal part of the rows that test leaves. With `stratify` the ends of these ranges are those of the row's file and class
+    (`SourceFile.strata`).
 
     Args:
         files: of one location: the file of all rows, or the file of each (`RowBatch.files`).

@@ -1,9 +1,10 @@
 """In which order does training see the rows? In an order computed from (seed, epoch, number of rows).
 
-Only samples and mixtures (ingest/shuffle/sampling.py) depend on more. The order is independent of ranks and batches: each rank
-takes its share of a global batch, so that any world size sees the same rows in the same order, and the position is the only
-state. Checkpoints keep a fingerprint of the parameters and of some generated ids, so that a changed generator is found before
-it repeats or skips rows. Source: google/grain, where the sample order is a function of the index (own code).
+Windows also depend on their size, samples and mixtures (ingest/shuffle/sampling.py) on their values, steps by length on the
+lengths and the batch size; none depends on the number of ranks. Each rank takes its share of a global batch, so that any world
+size sees the same rows in the same order, and the position is the only state. Checkpoints keep a fingerprint of the parameters
+and of some generated ids, so that a changed generator is found before it repeats or skips rows. Source: google/grain, where the
+sample order is a function of the index (own code).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
 Ids = NDArray[np.int64]
 
 GROUPS_PER_WINDOW = 32
-"""Runs of consecutive rows, from all over the split, in one window: enough to mix, few enough to read in long runs."""
+"""Groups of consecutive rows, from all over the split, in one window: enough to mix well, few enough to read each in one go."""
 
 _GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # purpose of a permutation, part of its key
 

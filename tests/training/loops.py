@@ -290,3 +290,14 @@ def reports_and_reduces(config):
         torch.distributed.all_reduce(torch.ones(1))
         if torch.distributed.get_rank() == 0:
             ray.train.report({"loss": 1.0})
+
+
+def reloads(config):
+    """Reads back what it has reported, after its own folder is gone."""
+    for epoch in range(2):
+        next(iter(ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)))
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(torch.tensor(epoch), os.path.join(folder, "state.pt"))
+            ray.train.report({"loss": 1.0}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        with ray.train.get_checkpoint().as_directory() as folder:
+            print("read back", torch.load(os.path.join(folder, "state.pt"), weights_only=True).item())

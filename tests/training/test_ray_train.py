@@ -457,6 +457,19 @@ def test_names_of_datasets_are_those_of_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_ray")
+def test_reported_checkpoint_is_read_back_after_its_folder_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = loop_job(tmp_path, "reloads")
+    run_alone(job)
+    assert capsys.readouterr().out.split("read back ")[1:] == ["0\n", "1\n"]
+    other = session_of(job, 1)  # has given no folder, and gets the files of the rank that has
+    assert other.get_checkpoint() is None
+    other._saved_step = newest(tmp_path).state.step
+    checkpoint = other.get_checkpoint()
+    assert checkpoint is not None and torch.load(Path(checkpoint.path, "state.pt"), weights_only=True) == 1
+    other.close()
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_finished_loop_with_more_epochs_trains_on_to_same_weights(tmp_path: Path) -> None:
     run_alone(loop_job(tmp_path, run="whole"))
     job = loop_job(tmp_path, run="parts")

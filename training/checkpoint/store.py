@@ -131,7 +131,7 @@ class CheckpointStore:
             self._fence.check(self.writer)
 
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
-        """Write and commit a checkpoint; it counts from the moment this returns.
+        """Write and commit a checkpoint; it counts from the moment its manifest is written.
 
         Args:
             snapshot: the content.
@@ -172,7 +172,7 @@ class CheckpointStore:
         return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
 
     def get(self, name: str) -> Checkpoint:
-        """Return the committed checkpoint `name`.
+        """Return the checkpoint `name` if its manifest is readable, even if a writer that does not count made it.
 
         Raises:
             CheckpointError: it is not there, or its manifest cannot be read.
@@ -181,7 +181,10 @@ class CheckpointStore:
         if isinstance(found, Checkpoint):
             return found
         known = [checkpoint.name for checkpoint in self.committed()]
-        raise CheckpointError(f"checkpoint {self._storage.uri(name)}: {found}", next_step=f"use one of {known or 'none'}")
+        raise CheckpointError(
+            f"checkpoint {self._storage.uri(name)}: {found or 'manifest.json is missing'}",
+            next_step=f"use one of {known or 'none'}",
+        )
 
     def problem(self, name: str, *, deep: bool = True) -> str | None:
         """Check a checkpoint down to the hash of every file; return what is wrong, or None.
@@ -249,9 +252,9 @@ class CheckpointStore:
         return dropped
 
     def clean(self, newest: Checkpoint | None) -> None:
-        """Remove folders without a manifest, checkpoints that do not count, and damaged ones newer than `newest`.
+        """Remove folders without a manifest, checkpoints that do not count, and all newer than `newest`.
 
-        Rank 0 calls it before the first write of a worker group.
+        A damaged one of the same step goes, too. Rank 0 calls it before the first write of a worker group.
         """
         self.check_not_replaced()
         counts = self._counting()

@@ -33,7 +33,7 @@ from penstock.training.spec import TrainSpec
 __all__ = ["Cluster", "Watcher"]
 
 FIRST_S = 15.0
-"""Seconds without a step until the first line; each later one takes twice as long."""
+"""Seconds without a step until the first line, or twice the longest step so far; each later one takes twice as long."""
 
 MOST_OTHERS = 3
 
@@ -102,7 +102,7 @@ class Watcher:
     ) -> None:
         self._spec, self._need, self._cluster, self._clock, self._ask = spec, need, cluster or Cluster(), clock, ask
         self._up: dict[int, Process] = {}
-        """By rank, of the newest worker group."""
+        """Started processes of the newest worker group, by rank."""
         self._asked: tuple[float, Mapping[int, Process], Asked] | None = None
         """Seconds without a step at the request for the ranks' stacks, their processes, and the answers."""
         self._step: int | None = None
@@ -123,7 +123,7 @@ class Watcher:
         """Return the lines that are due.
 
         Raises:
-            TrainingError: the workers could not be placed for `train.wait_s`.
+            TrainingError: not all workers started within `train.wait_s`.
         """
         news: list[Event] = []
         still_s, starting = self._clock() - self._since_s, not self._all_up

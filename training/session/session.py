@@ -27,6 +27,7 @@ from penstock.ingest.schema import SPLITS, Split
 from penstock.messages import describe_error
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
@@ -58,10 +59,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     """A loop's session on one rank.
 
     Args:
-        facts: the same in every checkpoint of this worker group; its state is the start.
+        facts: the record that every checkpoint of this worker group begins from; its position is where the group starts.
         checkpoint: training continues from it.
         own: values that user code logs between reports.
-        courier, writer: of events and checkpoints, on rank 0.
+        courier, writer: send events to the driver and write checkpoints; None but on rank 0.
         digest: of the weights in a reported folder, by its files.
         apart: files of a reported folder that a checkpoint keeps as separate files, for a registry.
         knows_epochs: a report after the last batch ends the epoch, as in a framework's trainer. In a user's loop the epoch ends
@@ -86,7 +87,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self._knows_epochs = knows_epochs
         self._doubts: dict[str, None] = {}
-        """Reasons why the weights may be others than an undisturbed run's."""
+        """Reasons why the weights may differ from those of an undisturbed run."""
         self._resumed = checkpoint is not None
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """State of the newest checkpoint."""
@@ -101,17 +102,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._shards: dict[str, Shard] = {}
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
         self._newest: ray.train.Checkpoint | None = None
+        self._saved_step: int | None = None
+        """Step of the newest report with a checkpoint; `_newest` is None until someone asks for its files."""
         self._generators: torch.Tensor | None = None
         self._name, self._met, self._taken = group.shared_name(), 0, 0
         """Name for the counts of meetings and of taken batches, which the other ranks see."""
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is not None:
-            folder = Path(self._temporary.name)
-            unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
-            for name in set(apart) & checkpoint.manifest.files.keys():
-                (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
-            self._newest = ray.train.Checkpoint.from_directory(str(folder))
+            self._newest = self._unpacked(checkpoint)
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
             self._step = int(there["batches"])
             if checkpoint.manifest.world_size == group.world_size:
@@ -137,8 +136,38 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._doubts[f"{operation} is not deterministic"] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
-        """Return the newest reported checkpoint; at the start the newest valid one of the run."""
+        """Return the newest reported checkpoint; before that, the one that the attempt continues from.
+
+        Every rank gets the files of all, as the storage has them: the folder that was reported may be deleted.
+
+        Raises:
+            TrainingError: it is not in the storage within `train.stall_s`.
+        """
+        if self._newest is None and self._saved_step is not None:
+            self._newest = self._unpacked(self._committed(self._saved_step))
         return self._newest
+
+    def _committed(self, step: int) -> Checkpoint:
+        """Wait until the checkpoint is committed, which a thread of rank 0 does."""
+        if self._writer is not None:
+            self._writer.wait()
+        store, end_s = job_checkpoints(self._job), time.monotonic() + self._job.spec.stall_s
+        while time.monotonic() < end_s:
+            found = next(iter(store.committed()), None)
+            if found is not None and found.state.step >= step:
+                return found
+            time.sleep(POLL_S[0])
+        raise TrainingError(
+            f"ray.train.get_checkpoint(): the checkpoint of step {step} is not in the storage",
+            next_step="look at the lines before this one, and run the same command again",
+        )
+
+    def _unpacked(self, checkpoint: Checkpoint) -> ray.train.Checkpoint:
+        folder = Path(self._temporary.name, checkpoint.name)
+        unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
+        for name in set(self._apart) & checkpoint.manifest.files.keys():
+            (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
+        return ray.train.Checkpoint.from_directory(str(folder))
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
         """Refuse: only the newest is kept.
@@ -241,8 +270,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         else:
             self.state = TrainState(self._reported_step, self._epoch, self._position)
         self._save(files, values)
-        if checkpoint is not None:
-            self._newest = checkpoint
+        self._newest, self._saved_step = None, self.state.step
         if stop and (self._knows_epochs or not at_last):  # after the last batch of a pass a user's loop cannot continue
             raise StopAtCheckpoint
 
