@@ -103,6 +103,8 @@ def _description(ctx: RunContext) -> str:
 def _what_to_look_at(ctx: RunContext, result: dict[str, Any]) -> list[str]:
     """Warn of a fall of quality and of drift since the run before; return these lines, and a move of the alias."""
     found: list[str] = []
+    if "register" not in ctx.outcomes:  # of a sweep, or stopped before it
+        return found
     trained = ctx.outcomes["train"].outcome != "reused"
     before = ctx.ledger.load_run(ctx.before.run) if ctx.before is not None and trained else None
     if before is not None and before.run != ctx.run.run and before.result.get("metrics"):

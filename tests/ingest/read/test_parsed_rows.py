@@ -74,8 +74,8 @@ def test_rows_are_not_parsed_again(tmp_path: Path, copies: Path, name: str, text
 @pytest.mark.parametrize(
     "files",
     [
-        {"a.csv": "x\n" + "1\n" * 200 + "2.5\n"},  # in a later block
-        {"a.csv": "x,y\n" + ",1\n" * 100 + "5,1\n" * 100},
+        {"a.csv": "x\n" + "1\n" * 4000 + "2.5\n"},  # in a later block
+        {"a.csv": "x,y\n" + ",1\n" * 3000 + "5,1\n" * 3000},
         {"a.csv": "x\n1\n", "b.csv": "x\n2.5\n"},
         {"a.csv": "x\n-0\n", "b.csv": "x\n-0.0\n"},
         {"a.json": '{"x": 1}\n' * 9000 + '{"x": 2.5}\n'},
