@@ -102,7 +102,7 @@ class Rows:
             mask = np.array([mark["column"] == column for mark in marks], np.bool_)
             examples = [mark["example"] for mark in marks if mark["column"] == column]
             held = np.cumsum(mask) - 1
-            self.reject(mask, "unreadable", column, lambda row, held=held, said=examples: said[held[row]])  # type: ignore[misc]
+            self.reject(mask, "unreadable", column, lambda row, held=held, examples=examples: examples[held[row]])  # type: ignore[misc]
             marks = [mark for mark in marks if mark["column"] != column]
 
     def reject_missing(self, name: str) -> None:
