@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
 NOTES_WHERE_IT_RUNS = """\
     def __init__(self, pause_s: float = 0.0, where: str = ""):
-        self.pause_s, self.answers, self.where = pause_s, 0, where
+        self.pause_s, self.answers, self.where = pause_s, itertools.count(1), where
 
     def predict(self, model, batch):
         with open(self.where + ".pids", "a") as file:

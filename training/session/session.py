@@ -164,6 +164,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def _unpacked(self, checkpoint: Checkpoint) -> ray.train.Checkpoint:
         folder = Path(self._temporary.name, checkpoint.name)
+        folder.mkdir(exist_ok=True)  # all its files may be kept apart
         unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
         for name in set(self._apart) & checkpoint.manifest.files.keys():
             (folder / name).write_bytes(checkpoint.storage.read_bytes(name))

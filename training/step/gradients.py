@@ -94,13 +94,17 @@ class MeanGradients(Gradients):
         # Its gradient holds a flag for each parameter: whether this rank reached it.
         self._reached = nn.Parameter(torch.zeros_like(self._all))
         self._module = DistributedDataParallel(_LossModule(recipe, model, callee, autocast, self._reached))
+        self._settle()
+        self._hooked: set[int] = set()
+        for index, parameter in enumerate(self._trained):
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._hooked.add(index))
+
+    def _settle(self) -> None:
+        """Let DDP choose its buckets by a backward of zeros, in an order that does not depend on data."""
         self._module(None)
         for parameter in [*reversed(self._trained), self._reached]:
             torch.autograd.backward([parameter], [torch.zeros_like(parameter)])
         self._module.zero_grad()  # the last backward has completed the sum
-        self._hooked: set[int] = set()
-        for index, parameter in enumerate(self._trained):
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._hooked.add(index))
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
         """See `Gradients.add`; with the last part a collective."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn as nn
 
 from penstock.errors import PenstockError
 from penstock.storage import Storage
@@ -192,10 +191,7 @@ def test_ddp_buckets_do_not_depend_on_the_first_batch(tmp_path: Path) -> None:
 
 
 def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
-    def unsettled(self: Any, module: nn.Module) -> None:
-        self._module = nn.parallel.DistributedDataParallel(module)
-
-    MeanGradients._wrap = unsettled  # type: ignore[method-assign]
+    MeanGradients._settle = lambda self: None  # type: ignore[method-assign]
     return train_all(group, jobs)
 
 

@@ -103,13 +103,9 @@ def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more
     return train(make_job(folder, run=name, **more), stop=stop, listener=listener, **given)
 
 
-def actors_beside(pid: int) -> set[str]:
-    """Names of the actors on the node of a worker."""
-    titles: list[str] = []
-    for process in psutil.Process(pid).parent().children():  # type: ignore[union-attr]
-        with contextlib.suppress(psutil.Error):  # one that ends at this moment, which has no title either
-            titles += process.cmdline()[:1]
-    return {title.strip().removeprefix("ray::").split(".")[0] for title in titles}
+def actors_alive() -> set[str]:
+    """Names of the classes of this cluster's actors; forked workers of other clusters have the same parent process."""
+    return {actor["ActorClassName"] for actor in ray._private.state.actors().values() if actor["State"] != "DEAD"}
 
 
 def run_until_told_to_stop(job: TrainJob, group: Group, client: RayMailboxClient, **more: Any) -> RankResult:
@@ -129,7 +125,7 @@ def run_until_told_to_stop(job: TrainJob, group: Group, client: RayMailboxClient
 def test_deaths_and_a_stop_change_no_weights(tmp_path: Path) -> None:
     """One run of three attempts: a death that no retry is left for, a stop, and a death with a retry."""
     actors: set[str] = set()
-    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_alive()))
     done = tmp_path / "done"
     slow = slow_until(done)
     done.touch()
@@ -166,7 +162,7 @@ def test_deaths_and_a_stop_change_no_weights(tmp_path: Path) -> None:
 def test_unneeded_processes_stay_off_failing_listener_stops_nothing(tmp_path: Path) -> None:
     connect()  # the actor that is asked for workers lives as long as the cluster
     actors: set[str] = set()
-    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_alive()))
 
     def listen(events: list[Event]) -> None:
         watcher(events)
@@ -206,7 +202,7 @@ def test_lone_worker_task_restarts_after_death_or_machine_failure(tmp_path: Path
     done.touch()
     alone = {**slow_until(done), "workers": 1, "max_steps": 7}
     actors: set[str] = set()
-    whole = run(tmp_path, "whole", Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0]))), **alone)
+    whole = run(tmp_path, "whole", Watcher(at_step=1, act=lambda pids: actors.update(actors_alive())), **alone)
     assert "Mailboxes" in actors and not {"TrainController", "RayTrainWorker"} & actors
     assert open_mailbox().actor is open_mailbox().actor, "a process for each attempt takes most of a second"
 
