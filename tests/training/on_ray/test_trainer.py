@@ -125,10 +125,9 @@ def run_until_told_to_stop(job: TrainJob, group: Group, client: RayMailboxClient
 def test_deaths_and_a_stop_change_no_weights(tmp_path: Path) -> None:
     """One run of three attempts: a death that no retry is left for, a stop, and a death with a retry."""
     actors: set[str] = set()
-    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_alive()))
     done = tmp_path / "done"
+    watcher = Watcher(1, lambda pids: actors.update(actors_alive()), done)
     slow = slow_until(done)
-    done.touch()
     whole = run(tmp_path, "whole", watcher, **slow)
     assert "_AutoscalingCoordinatorActor" in actors, "a cluster that others gave is asked for workers: it may grow"
     assert (whole.status, whole.step, whole.restarts, whole.exactness) == ("finished", 14, 0, "bit-exact")
@@ -162,17 +161,18 @@ def test_deaths_and_a_stop_change_no_weights(tmp_path: Path) -> None:
 def test_unneeded_processes_stay_off_failing_listener_stops_nothing(tmp_path: Path) -> None:
     connect()  # the actor that is asked for workers lives as long as the cluster
     actors: set[str] = set()
-    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_alive()))
+    done = tmp_path / "done"
+    watcher = Watcher(1, lambda pids: actors.update(actors_alive()), done)
 
     def listen(events: list[Event]) -> None:
         watcher(events)
         raise ConnectionError("the tracker is away")
 
-    outcome = run(tmp_path, "lean", listen, **SLOW, max_steps=2, own_cluster=True)
+    outcome = run(tmp_path, "lean", listen, **slow_until(done), max_steps=4, own_cluster=True)
     assert outcome.status == "finished"
     assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
     printed = [(event.rank, line) for event in watcher.events if isinstance(event, Printed) for line in event.lines]
-    assert sorted(printed) == [(rank, line) for rank in (0, 1) for line in SLOW_SAYS for _step in range(2)]
+    assert sorted(printed) == [(rank, line) for rank in (0, 1) for line in SLOW_SAYS for _step in range(4)]
     assert {"TrainController", "RayTrainWorker", "Mailboxes"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
@@ -199,10 +199,9 @@ def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult
 def test_lone_worker_task_restarts_after_death_or_machine_failure(tmp_path: Path) -> None:
     connect()  # Ray Train's actors of the tests before may still be ending beside the worker
     done = tmp_path / "done"
-    done.touch()
     alone = {**slow_until(done), "workers": 1, "max_steps": 7}
     actors: set[str] = set()
-    whole = run(tmp_path, "whole", Watcher(at_step=1, act=lambda pids: actors.update(actors_alive())), **alone)
+    whole = run(tmp_path, "whole", Watcher(1, lambda pids: actors.update(actors_alive()), done), **alone)
     assert "Mailboxes" in actors and not {"TrainController", "RayTrainWorker"} & actors
     assert open_mailbox().actor is open_mailbox().actor, "a process for each attempt takes most of a second"
 
