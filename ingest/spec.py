@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -68,10 +67,6 @@ class SplitRule(Section):
     give another split. A column's name, or a list of names: rows with equal values stay together, such as those of a customer
     or a day; the columns need not be in `data.columns`. `path`, unless a column has that name: the file's path below the
     location, so that the chunks of a document stay together."""
-    pattern: str | None = None
-    """A regular expression that selects the hashed part of one column, or of `path`: its first group, or the whole match. With
-    `by: path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row without a match is an error."""
-
     stratify: str | None = None
     """A column of classes, usually the label. The share is then exact in each class of each file: of n rows, `fraction` times n
     are held out, rounded down or up, those with the lowest hashes; equal rows of a file stay together. A file of one row
@@ -83,26 +78,11 @@ class SplitRule(Section):
     before: Moment | None = None
     """Instead of a fraction: rows whose value of the column `by` is earlier than this; with `after`, those in between."""
 
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-        return pattern
-
-    @model_validator(mode="after")
-    def _has_one_column_for_a_pattern(self) -> SplitRule:
-        if self.pattern is not None and len(self.columns) != 1:
-            raise ValueError("pattern needs by with one column, or by: path")
-        return self
-
     @model_validator(mode="after")
     def _holds_out_in_one_way(self) -> SplitRule:
         if self.is_by_time:
-            if self.fraction is not None or self.pattern is not None or self.stratify is not None:
-                raise ValueError("after and before cannot be used with fraction, pattern or stratify")
+            if self.fraction is not None or self.stratify is not None:
+                raise ValueError("after and before cannot be used with fraction or stratify")
             if not isinstance(self.by, str) or self.by == "row":
                 raise ValueError("after and before need a column of times or numbers: by: COLUMN")
             if self.after is not None and self.before is not None and type(self.after) is not type(self.before):
@@ -195,8 +175,7 @@ class DataSpec(Section):
     """A rule that takes rows from `train`, or a URI of its own."""
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
     """Cross-validation: the rows of `train` without the test rows are divided into so many folds, and one of them is
-    validation. `penstock run FILE --folds` trains once for each fold. `validation` then has only `by`, `pattern` or
-    `stratify`."""
+    validation. `penstock run FILE --folds` trains once for each fold. `validation` then has only `by` or `stratify`."""
     fold: NonNegativeInt = 0
     """The fold that is validation, from 0."""
     test: HeldOut | None = None
@@ -246,7 +225,7 @@ class DataSpec(Section):
         if self.folds is not None and (
             not isinstance(of_folds, SplitRule) or of_folds.fraction is not None or of_folds.is_by_time
         ):
-            raise ValueError("with folds, validation can have only by, pattern or stratify")
+            raise ValueError("with folds, validation can have only by or stratify")
         for split, rule in split_rules(self).items():
             if rule is not of_folds and rule.fraction is None and not rule.is_by_time:
                 raise ValueError(f"{split} needs a fraction, or after or before")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from penstock.ingest.formats.registry import format_of
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import PATH, DataSpec, SplitRule, check_split_rules, split_rules
-from penstock.messages import in_yaml, shorten
+from penstock.messages import in_yaml
 
 __all__ = ["Deal", "class_hashes", "deals", "hash_positions", "row_hashes", "split_codes"]
 
@@ -41,8 +40,8 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
 
     Raises:
         SpecError: the fractions add up to 1 or more.
-        DataError: a column that a rule goes by is not there, has nulls, no match of the pattern or another type than the
-            rule's, or cannot be hashed.
+        DataError: a column that a rule goes by is not there, has nulls or another type than the rule's, or cannot be
+            hashed.
     """
     check_split_rules(data)
     location = files[0].location
@@ -78,7 +77,7 @@ def deals(data: DataSpec) -> list[Deal]:
     hashed = {split: rule for split, rule in split_rules(data).items() if not rule.is_by_time}
     test, validation = hashed.get("test"), hashed.get("validation")
     below = 0.0 if test is None or test.fraction is None else test.fraction
-    together = test is not None and validation is not None and (test.by, test.pattern) == (validation.by, validation.pattern)
+    together = test is not None and validation is not None and test.by == validation.by
     if validation is not None:
         ends, codes, start = ([below], [_TEST], below) if together else ([], [], 0.0)
         if data.folds is None:
@@ -116,7 +115,7 @@ def class_hashes(data: DataSpec, table: pa.Table, column: str) -> np.ndarray:
 def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:
     """Return which rows are at or after `after` and before `before`: bool [rows]."""
     (name,) = rule.columns
-    column = _group(table, files, split, name, None)
+    column = _group(table, files, split, name)
     column = single_chunk(column) if isinstance(column, pa.ChunkedArray) else column
     limit = rule.after if rule.after is not None else rule.before
     times = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
@@ -170,7 +169,7 @@ def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile],
     """
     split, rule = deal.split, deal.rule
     if rule.columns:
-        hashed = pa.table({name: _group(table, files, split, name, rule.pattern) for name in rule.columns})
+        hashed = pa.table({name: _group(table, files, split, name) for name in rule.columns})
     else:
         hashed = _whole_rows(data, table)
     return unit_interval(_hashes(data, hashed))
@@ -185,10 +184,8 @@ def _hashes(data: DataSpec, hashed: pa.Table) -> np.ndarray:
     return hash_columns(hashed, hashed.column_names)
 
 
-def _group(
-    table: pa.Table, files: Sequence[SourceFile], split: str, name: str, pattern: str | None
-) -> pa.ChunkedArray | pa.Array:
-    """Return the groups of the rows: a column, the paths of their files, or the matches of the pattern in them."""
+def _group(table: pa.Table, files: Sequence[SourceFile], split: str, name: str) -> pa.ChunkedArray | pa.Array:
+    """Return the groups of the rows: a column, or the paths of their files."""
     if name in table.column_names:
         values = table.column(name)
     elif name == PATH:
@@ -205,24 +202,4 @@ def _group(
             "which belong to no group",
             next_step=f"fill the nulls in the source, or split by another column (data.{split}.by: row)",
         )
-    return values if pattern is None else _found(values, split, name, pattern)
-
-
-def _found(values: pa.ChunkedArray | pa.Array, split: str, name: str, pattern: str) -> pa.Array:
-    if not is_text(values.type):
-        raise DataError(
-            f"data.{split}.pattern searches text, and column {name!r} is {values.type}",
-            next_step=f"read it as text (data.types: {{{in_yaml(name)}: string}}), or leave the pattern out",
-        )
-    encoded = pc.dictionary_encode(values)
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    searched, found = re.compile(pattern), []
-    for text in encoded.dictionary.to_pylist():
-        match = searched.search(text)
-        if match is None or (group := match[1] if searched.groups else match[0]) is None:
-            raise DataError(
-                f"data.{split}.pattern: {pattern!r} is not found in {shorten(text)} of {name!r}",
-                next_step="correct the pattern so that it matches every row",
-            )
-        found.append(group)
-    return pa.array(found, pa.string()).take(encoded.indices)
+    return values

@@ -98,7 +98,7 @@ def test_wrong_split_rule_is_one_problem(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
     assert found == [
         "--set data.validation: 3: input should be a valid string",
-        "--set data.test.part: unknown key; known here: after, before, by, fraction, pattern, stratify",
+        "--set data.test.part: unknown key; known here: after, before, by, fraction, stratify",
     ]
     (found,) = problems_of(write(tmp_path, GOOD), "data.test={by: row}")
     assert "test needs a fraction, or after or before" in found

@@ -280,35 +280,12 @@ def test_a_rule_may_go_by_columns_that_are_not_prepared(tmp_path: Path) -> None:
     assert len(groups) * 5 == held_out.num_rows, "all rows of a group are in one split"
 
 
-def test_documents_and_patients_stay_together(tmp_path: Path) -> None:
+def test_chunks_of_a_document_stay_in_one_split(tmp_path: Path) -> None:
     files = {f"patient-{index // 3}/{index % 3}.txt": f"{index:04}" * 50 for index in range(60)}
     write_files(tmp_path, dict(files))
     options: dict[str, Any] = {"text": {"rows": "chunk", "chunk_chars": 20}}
     whole = rows_by_split(tmp_path, "text", test={"fraction": 0.4, "by": "path"}, **options)
     assert sum(len(found) for found in whole.values()) == 60 and len(whole["test"]) > 10, "no file is in two splits"
-    rule = {"fraction": 0.4, "by": "path", "pattern": "^(patient-[0-9]+)/"}
-    data, snapshot = read_snapshot(tmp_path, "text", test=rule, **options)
-    splits: dict[str, set[str]] = {}
-    for split, _, origin in split_rows(data, snapshot, snapshot.files, 4096):
-        splits.setdefault(Path(origin.names[0]).parent.name, set()).add(split)
-    assert len(splits) == 20 and all(len(found) == 1 for found in splits.values())
-    assert {"train"} in splits.values() and {"test"} in splits.values()
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ({"by": "path", "pattern": "doctor"}, "'doctor' is not found in 'a.parquet' of 'path'"),
-        ({"by": "x", "pattern": "1"}, "searches text, and column 'x' is int64"),
-    ],
-)
-def test_a_pattern_that_finds_nothing_is_refused(tmp_path: Path, rule: dict[str, str], said: str) -> None:
-    write_files(tmp_path, {"a.parquet": pa.table({"x": [1]})})
-    with pytest.raises(DataError, match=said):
-        rows_by_split(tmp_path, "parquet", test={"fraction": 0.5, **rule})
-    for wrong in ({"by": "x", "pattern": "("}, {"by": ["x", "y"], "pattern": "1"}):
-        with pytest.raises(ValidationError, match=r"regular expression|pattern needs by with one column"):
-            spec(test={"fraction": 0.5, **wrong})
 
 
 def test_files_of_their_own_location_stay_there() -> None:
