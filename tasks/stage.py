@@ -125,13 +125,13 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
             state_dir=ctx.state_dir,
             upstream={name: outcome.output for name, outcome in ctx.outcomes.items()},
         )
-        doubt = stage.verify(context, record.output)
-        if doubt is None:
+        problem = stage.verify(context, record.output)
+        if problem is None:
             by = f" by run {record.run}" if record.run not in ("", ctx.run.run) else ""
             because = [f"nothing it depends on has changed since it was made, {record.made}{by}"]
             return _done(ctx, stage, key.key, "reused", started, record.output, because)
-        ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")
-        because = [doubt]
+        ctx.warn(f"{stage.name}: the recorded output is not used: {problem}")
+        because = [problem]
     else:
         because = why_run(stage.name, key, ctx.before, ctx.now)
     with passing_prints(lambda line: ctx.reporter.report(f"{stage.name}: {line}")):

@@ -213,9 +213,9 @@ def _describe_file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) ->
         rows = file["rows"] if file["rows"] is not None else file["rows_before"]
         text += f", {counted(rows, 'row')}"
     total = sum(file["classes"].values())
-    apart = []
+    differing = []
     for name, count in file["classes"].items():
         was = next((e["share_before"] for e in classes if e["class"] == name and e["split"] == "train"), None)
         if total and was is not None and abs(count / total - was) > 0.1:
-            apart.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
-    return text + (": " + "; ".join(apart) if apart else "") + "."
+            differing.append(f"{count / total:.1%} of class {name!r}, where the rows before had {was:.1%}")
+    return text + (": " + "; ".join(differing) if differing else "") + "."

@@ -73,8 +73,8 @@ def _thinned(curve: Curve) -> list[tuple[float, float]]:
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    apart = abs(low) / 10 or 0.5
-    return (low, high) if high > low else (low - apart, high + apart)
+    margin = abs(low) / 10 or 0.5
+    return (low, high) if high > low else (low - margin, high + margin)
 
 
 def _tick(value: float) -> str:

@@ -47,9 +47,9 @@ def show_comparison(compared: dict[str, Any], console: Console) -> None:
     table = Table("metric", "before", "after", "difference", box=None)
     for entry in compared["metrics"]:
         values = ["" if entry[side] is None else f"{entry[side]:.4f}" for side in ("before", "after")]
-        apart = "" if entry["difference"] is None else f"{entry['difference']:+.4f}"
+        difference = "" if entry["difference"] is None else f"{entry['difference']:+.4f}"
         word = {True: " better", False: " worse", None: ""}[entry["better"]]
-        table.add_row(entry["metric"], *values, apart + word)
+        table.add_row(entry["metric"], *values, difference + word)
     console.print(table, soft_wrap=False)
     for entry in compared["same_rows"]:
         for paired in entry["metrics"]:

@@ -149,9 +149,9 @@ def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
     """Correct the plan of materialize: its record may hold while the shards that training reads are gone."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
     if entry["action"] == "reuse" and record is not None:
-        doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=True, will_train=True), record.output)
-        if doubt is not None:
-            entry.update(action="run", because=[doubt])
+        problem = MATERIALIZE.verify(VerifyContext(project, "", deep=True, will_train=True), record.output)
+        if problem is not None:
+            entry.update(action="run", because=[problem])
 
 
 def _plan_stage(
@@ -170,10 +170,10 @@ def _plan_stage(
     if not (stage.of_run and (not context.run_id or will_run & {"train"})):
         record = ledger.stage_record(stage.record_path(context.run_id, key.key), key.key)
     if record is not None:
-        doubt = stage.verify(context, record.output)
-        if doubt is None:
+        problem = stage.verify(context, record.output)
+        if problem is None:
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
-        return {**entry, "because": [doubt]}, {}
+        return {**entry, "because": [problem]}, {}
     old = current.keys.get(stage.name) if current else None
     inputs = old.inputs if old else {}
     if not key.key:  # the rows are not known yet

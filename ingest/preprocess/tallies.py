@@ -85,9 +85,9 @@ class Tally:
             place.add(entry)
         if not other.count:
             return
-        count, apart = self.count + other.count, other.mean - self.mean
-        self.squares += other.squares + apart * apart * self.count * other.count / count
-        self.mean += apart * other.count / count
+        count, distance = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + distance * distance * self.count * other.count / count
+        self.mean += distance * other.count / count
         self.count = count
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.values += other.values

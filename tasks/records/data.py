@@ -153,16 +153,16 @@ def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> 
     nulls = [side.nulls / max(1, side.rows) for side in (was, now)]
     drifted = _moved(nulls[0], nulls[1], was.rows, now.rows)
     if was.count and now.count:
-        apart, spread = now.mean - was.mean, was.std or now.std
-        distance = apart / spread if spread else 0.0
+        shift, spread = now.mean - was.mean, was.std or now.std
+        distance = shift / spread if spread else 0.0
         drifted |= abs(distance) > max(_NOTABLE_SHIFT, 3 * math.sqrt(1 / was.count + 1 / now.count))
         summary = f"mean {was.mean:.4g} -> {now.mean:.4g} ({distance:+.2f} of its standard deviation)"
     else:
         shares = [{value: count / max(1, side.rows) for value, count in (side.values or {}).items()} for side in (was, now)]
-        apart_by = {value: shares[1].get(value, 0.0) - shares[0].get(value, 0.0) for value in {*shares[0], *shares[1]}}
-        distance = sum(map(abs, apart_by.values())) / 2
-        most = max(sorted(apart_by), key=lambda value: abs(apart_by[value]), default=None)
-        drifted |= any(_moved(shares[0].get(v, 0.0), shares[1].get(v, 0.0), was.rows, now.rows) for v in apart_by)
+        shift_of = {value: shares[1].get(value, 0.0) - shares[0].get(value, 0.0) for value in {*shares[0], *shares[1]}}
+        distance = sum(map(abs, shift_of.values())) / 2
+        most = max(sorted(shift_of), key=lambda value: abs(shift_of[value]), default=None)
+        drifted |= any(_moved(shares[0].get(v, 0.0), shares[1].get(v, 0.0), was.rows, now.rows) for v in shift_of)
         summary = "" if most is None else f"{most!r} {shares[0].get(most, 0.0):.1%} -> {shares[1].get(most, 0.0):.1%}"
     if abs(nulls[0] - nulls[1]) > 0:
         summary = ", ".join(filter(None, [summary, f"nulls {nulls[0]:.1%} -> {nulls[1]:.1%}"]))

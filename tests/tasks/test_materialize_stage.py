@@ -182,10 +182,10 @@ def test_rows_in_memory_are_prepared_again_only_for_training(
     tmp_path: Path, cache: str, will_train: bool, doubted: bool
 ) -> None:
     context = VerifyContext(project(tmp_path, f"materialize.cache={cache}"), "run", deep=will_train, will_train=will_train)
-    doubt = STAGE.verify(context, output())
-    assert (doubt is not None) == doubted
-    if doubt is not None:
-        assert "cache: memory" in doubt
+    problem = STAGE.verify(context, output())
+    assert (problem is not None) == doubted
+    if problem is not None:
+        assert "cache: memory" in problem
 
 
 def test_only_streams_need_cpus_beside_the_workers(tmp_path: Path) -> None:

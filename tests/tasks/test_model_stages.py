@@ -68,9 +68,9 @@ def test_unchanged_model_stages_are_reused(context: Callable[..., VerifyContext]
 def test_other_weights_are_evaluated_and_registered_again(
     context: Callable[..., VerifyContext], registered: dict[str, Any]
 ) -> None:
-    doubt = "it is of weights w1, and training now ends with w2"
-    assert EVALUATE.verify(context("", "w2"), {"weights_digest": "w1"}) == doubt
-    assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == doubt
+    problem = "it is of weights w1, and training now ends with w2"
+    assert EVALUATE.verify(context("", "w2"), {"weights_digest": "w1"}) == problem
+    assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == problem
 
 
 def test_model_whose_alias_moved_is_registered_again(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
@@ -129,8 +129,8 @@ def test_reused_version_is_described_by_new_metrics(
 def test_other_mlflow_or_deleted_version_registers_again(
     context: Callable[..., VerifyContext], registered: dict[str, Any], tmp_path: Path
 ) -> None:
-    doubt = REGISTER.verify(context(f"sqlite:///{tmp_path}/other.db"), registered)
-    assert doubt is not None and "other.db" in doubt
+    problem = REGISTER.verify(context(f"sqlite:///{tmp_path}/other.db"), registered)
+    assert problem is not None and "other.db" in problem
     uri = registered["tracking_uri"]
     MlflowClient(uri, registry_uri=uri).delete_model_version("m", registered["version"])
     assert REGISTER.verify(context(uri), registered) == "version 1 of model m is no longer in the registry"

@@ -124,7 +124,7 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
         elif before != now:
             changes.append(f"{path} {before} -> {now}")
     exactness = facts.exactness
-    for change in [*changes, *facts.doubts]:
+    for change in [*changes, *facts.caveats]:
         exactness = with_reason(exactness, change)
     return exactness
 

@@ -47,7 +47,7 @@ class CheckpointFacts(Section):
     """Measured on exactly these weights; None for a value that is not finite."""
     exactness: str = "bit-exact"
     """Whether these weights equal those of a run that was never interrupted, or why not."""
-    doubts: list[str] = Field(default_factory=list)
+    caveats: list[str] = Field(default_factory=list)
     """Reasons why a run that continues from here may differ: state that no checkpoint holds."""
 
     @classmethod

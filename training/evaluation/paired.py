@@ -44,11 +44,11 @@ def compare_paired(before: Callable[..., float], after: Callable[..., float], ro
     """
     draws = int(np.clip(_ROWS_DRAWN // max(1, rows), _FEWEST_DRAWS, _MOST_DRAWS)) if rows > 1 else 0
     generator = np.random.default_rng(seed)
-    apart = []
+    differences = []
     for _ in range(draws):
         drawn = generator.integers(rows, size=rows)
-        apart.append(after(drawn) - before(drawn))
-    defined = [each for each in apart if not math.isnan(each)]
+        differences.append(after(drawn) - before(drawn))
+    defined = [each for each in differences if not math.isnan(each)]
     enough = defined and 2 * len(defined) >= draws
     low, high = np.percentile(defined, (2.5, 97.5)) if enough else (float("nan"), float("nan"))
     return Paired(rows, before(), after(), float(low), float(high))

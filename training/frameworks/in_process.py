@@ -102,7 +102,7 @@ def run_in_process(job: TrainJob, group: Group, client: Any, *, stop: bool = Fal
 
     framework: Any = FRAMEWORKS.get(job.spec.framework)
     loop = partial(_fit, framework, job, group)
-    return run_session(job, group, client, loop, stop=stop, restart=restart, apart=framework.model_files, restores_all=True)
+    return run_session(job, group, client, loop, stop=stop, restart=restart, separate=framework.model_files, restores_all=True)
 
 
 def _fit(framework: InProcess, job: TrainJob, group: Group, session: Session) -> None:

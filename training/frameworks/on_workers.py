@@ -88,7 +88,7 @@ def _run_own_loop(fit: str, model_files: Sequence[str], job: TrainJob, group: Gr
         client,
         partial(function, job, group),
         digest=lambda files: bytes_digest(files[model_files[0]]),
-        apart=model_files,
+        separate=model_files,
         restores_all=True,
         **options,
     )

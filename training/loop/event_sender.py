@@ -12,7 +12,7 @@ from penstock.messages import counted, describe_error
 from penstock.training.events import Event, Printed, TrainProgress, Warned
 from penstock.training.loop.machine_load import MachineSampler
 
-__all__ = ["Courier", "MailboxClient", "sending_prints"]
+__all__ = ["EventSender", "MailboxClient", "sending_prints"]
 
 
 PUT_INTERVAL_S = 0.5
@@ -26,7 +26,7 @@ class MailboxClient(Protocol):
         """Deliver events; True when training should stop."""
 
 
-class Courier:
+class EventSender:
     """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network.
 
     Args:
@@ -45,7 +45,7 @@ class Courier:
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._deliver_until_closed, name="penstock-courier", daemon=True)
+        self._thread = threading.Thread(target=self._deliver_until_closed, name="penstock-events", daemon=True)
         self._thread.start()
 
     def post(self, event: Event) -> None:

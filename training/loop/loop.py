@@ -129,7 +129,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 measured |= values
                 callbacks.call("validation", values)
                 if not planned and (candidate or callbacks.has("validation")):
-                    observer.doubt(f"step {state.step} was validated because training ended there")
+                    observer.add_caveat(f"step {state.step} was validated because training ended there")
             if decision.end or (validate_now and callbacks.agreed_to_end(parts.group)):
                 callbacks.end(parts.group)
                 observer.notify(f"ends at step {state.step:,}: {callbacks.ended}")

@@ -21,7 +21,7 @@ from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.event_sender import EventSender, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
@@ -29,7 +29,7 @@ from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
 
-_MOST_DOUBTS = 3
+_MOST_CAVEATS = 3
 
 __all__ = ["FirstRank", "Observer", "StepTimes", "open_first_rank", "rank_observer"]
 
@@ -82,7 +82,7 @@ class Observer:
     def nondeterministic_op(self, operation: str) -> None:
         """Note that a nondeterministic operation was used."""
 
-    def doubt(self, reason: str) -> None:
+    def add_caveat(self, reason: str) -> None:
         """Note why a run that continues from the next checkpoint may differ from an undisturbed one."""
 
     def batch(self, step: int, epoch: int, batch: Batch) -> None:
@@ -117,7 +117,7 @@ class FirstRank(Observer):
     Args:
         job: the training.
         group: the ranks.
-        courier: takes events to the driver.
+        sender: takes events to the driver.
         writer: writes checkpoints in the background.
         learner: its state is saved.
         facts: the part that is the same in every checkpoint of this worker group.
@@ -129,7 +129,7 @@ class FirstRank(Observer):
         self,
         job: TrainJob,
         group: Group,
-        courier: Courier,
+        sender: EventSender,
         writer: CheckpointWriter,
         learner: Learner,
         facts: CheckpointFacts,
@@ -137,7 +137,7 @@ class FirstRank(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(group, rows_file)
-        self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
+        self._job, self._sender, self._writer, self._learner, self._facts = job, sender, writer, learner, facts
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
@@ -146,7 +146,7 @@ class FirstRank(Observer):
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
         """Report the resume to the driver."""
         step, name = checkpoint.manifest.step, checkpoint.name
-        self._courier.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
+        self._sender.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
 
     @property
     def exactness(self) -> str:
@@ -158,33 +158,33 @@ class FirstRank(Observer):
         exactness = with_reason(self._facts.exactness, f"{operation} is not deterministic")
         if exactness != self._facts.exactness:
             self._facts = self._facts.model_copy(update={"exactness": exactness})
-            self._courier.post(
+            self._sender.post(
                 Warned(message=f"torch has no deterministic {operation} for this device: weights may differ in their last bits")
             )
 
-    def doubt(self, reason: str) -> None:
+    def add_caveat(self, reason: str) -> None:
         """Record it in checkpoints from now on."""
-        if reason not in self._facts.doubts:
-            self._facts = self._facts.model_copy(update={"doubts": [*self._facts.doubts, reason]})
+        if reason not in self._facts.caveats:
+            self._facts = self._facts.model_copy(update={"caveats": [*self._facts.caveats, reason]})
 
-    def _doubt_unsaved(self) -> None:
-        changed = self._learner.changed_state(self._unsaved_then or {})[:_MOST_DOUBTS]
-        if new := [name for name in changed if f"{name} is in no checkpoint" not in self._facts.doubts]:
-            self._courier.post(
+    def _note_unsaved_state(self) -> None:
+        changed = self._learner.changed_state(self._unsaved_then or {})[:_MOST_CAVEATS]
+        if new := [name for name in changed if f"{name} is in no checkpoint" not in self._facts.caveats]:
+            self._sender.post(
                 Warned(
                     message=f"no checkpoint holds {', '.join(new)}, which changes while training: a run that continues begins "
                     "it anew, and is not bit-exact; keep it in a buffer of the model (register_buffer)"
                 )
             )
         for name in new:
-            self.doubt(f"{name} is in no checkpoint")
+            self.add_caveat(f"{name} is in no checkpoint")
 
     def wants(self) -> tuple[bool, bool]:
         """Want a stop when the driver requested one, and a save when `every_s` has passed and the writer is free."""
         self._writer.check()
         every_s = self._job.spec.checkpoint.every_s
         due = every_s is not None and self._clock() - self._saved_s >= every_s
-        return self._courier.stop_requested.is_set(), due and not self._writer.busy
+        return self._sender.stop_requested.is_set(), due and not self._writer.busy
 
     def steps(self, last_step: int, times: list[StepTimes], met: Decision, seconds: float) -> None:
         """Turn steps into points and progress. A GPU works behind the launches, so all these steps have one rate."""
@@ -206,7 +206,7 @@ class FirstRank(Observer):
                 values |= {f"workers/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(met.waits_s)}
             self._add(Point(time_.t_ms, step, values))
         total = self._job.total_steps
-        self._courier.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
+        self._sender.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
 
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """Turn a validation into a point."""
@@ -214,7 +214,7 @@ class FirstRank(Observer):
 
     def notify(self, message: str) -> None:
         """Send the driver a notice."""
-        self._courier.post(Notice(message=message))
+        self._sender.post(Notice(message=message))
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Copy the state to memory and write it in the background. A collective.
@@ -223,7 +223,7 @@ class FirstRank(Observer):
             CheckpointError, RuntimeError, TrainingError: from the write before, as `CheckpointWriter.submit`.
         """
         self._group.together(self._writer.wait)  # before the copy: at most one is held
-        self._doubt_unsaved()
+        self._note_unsaved_state()
         generators = self._generators()
         weights, training = self._learner.copy_weights(), self._learner.copy_training()
         update = {
@@ -234,7 +234,7 @@ class FirstRank(Observer):
         }
         facts = self._facts.model_copy(update=update)
         points, self._unsealed = self._unsealed, []
-        self._courier.post(Saving(step=state.step))
+        self._sender.post(Saving(step=state.step))
 
         def completed() -> Snapshot:
             state_file = training_file(training(), generators())
@@ -253,7 +253,7 @@ class FirstRank(Observer):
 
     def _add(self, point: Point) -> None:
         self._unsealed.append(point)
-        self._courier.post(point)
+        self._sender.post(point)
         self._learner.callbacks.call("logged", point.step, dict(point.values))
 
 
@@ -281,14 +281,14 @@ def rank_observer(
 
 def open_first_rank(
     closes: ExitStack, job: TrainJob, client: MailboxClient, step: int, store: CheckpointStore
-) -> tuple[Courier, CheckpointWriter]:
-    """Open rank 0's courier to the driver and writer of checkpoints until `closes` ends; training begins after `step`."""
+) -> tuple[EventSender, CheckpointWriter]:
+    """Open rank 0's sender to the driver and writer of checkpoints until `closes` ends; training begins after `step`."""
     store.check_not_replaced()
     # Segments sealed beyond the checkpoint belong to steps that are now executed again.
     truncate_journal(job.run_storage, step)
-    courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
-    writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
-    return courier, closes.enter_context(closing(writer))
+    sender = closes.enter_context(closing(EventSender(client, sampler=MachineSampler())))
+    writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), sender.post)
+    return sender, closes.enter_context(closing(writer))
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

@@ -28,7 +28,7 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.event_sender import EventSender, MailboxClient
 from penstock.training.loop.observer import open_first_rank
 from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
 from penstock.training.own_values import OwnValues, collecting
@@ -78,13 +78,13 @@ class Start:
         step, name = (self.facts.step, there.name) if there is not None else (None, None)
         return RankResult("interrupted", self.state, self.facts.exactness, step, name)
 
-    def first_rank(self, closes: ExitStack, client: MailboxClient) -> tuple[Courier, CheckpointWriter]:
-        """Open rank 0's courier to the driver and writer of checkpoints until `closes` ends, and report a resume."""
-        courier, writer = open_first_rank(closes, self.job, client, self.facts.step, self.store)
+    def first_rank(self, closes: ExitStack, client: MailboxClient) -> tuple[EventSender, CheckpointWriter]:
+        """Open rank 0's sender to the driver and writer of checkpoints until `closes` ends, and report a resume."""
+        sender, writer = open_first_rank(closes, self.job, client, self.facts.step, self.store)
         if self.checkpoint is not None:
             name, exactness = self.checkpoint.name, self.facts.exactness
-            courier.post(Resumed(step=self.facts.step, checkpoint=name, exactness=exactness, warnings=self.warnings))
-        return courier, writer
+            sender.post(Resumed(step=self.facts.step, checkpoint=name, exactness=exactness, warnings=self.warnings))
+        return sender, writer
 
 
 def start_rank(
@@ -94,8 +94,8 @@ def start_rank(
     stop: bool,
     restart: int,
     versions: Mapping[str, Any] | None = None,
-    doubt: str | None = None,
-    doubt_resumed: str | None = None,
+    caveat: str | None = None,
+    caveat_resumed: str | None = None,
     avoid: Callable[[CheckpointManifest], str | None] | None = None,
 ) -> Start:
     """Agree on the checkpoint to continue from, and on the exactness of the weights. A collective.
@@ -103,7 +103,7 @@ def start_rank(
     Args:
         stop, restart: as of on_ray/worker.py's `run_rank`.
         versions: settings besides the job's that bits depend on.
-        doubt, doubt_resumed: why the bits may differ from an undisturbed run's: always, or after a resume.
+        caveat, caveat_resumed: why the bits may differ from an undisturbed run's: always, or after a resume.
         avoid: as of `CheckpointStore.newest_valid`.
 
     Raises:
@@ -121,7 +121,7 @@ def start_rank(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         state = checkpoint.state
         exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
-    for reason in (doubt, doubt_resumed if checkpoint is not None else None):
+    for reason in (caveat, caveat_resumed if checkpoint is not None else None):
         exactness = exactness if reason is None else with_reason(exactness, reason)
     facts = CheckpointFacts.at(
         state,
@@ -143,14 +143,14 @@ def run_session(
     stop: bool = False,
     restart: int = 0,
     digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
-    apart: Collection[str] = (),
+    separate: Collection[str] = (),
     restores_all: bool = False,
 ) -> RankResult:
     """Run a loop that reports to a session, as one rank of `group`. A collective.
 
     Args:
         loop: trains; its errors are the user's.
-        digest, apart: as of `Session`.
+        digest, separate: as of `Session`.
         restores_all: the loop restores all state of a checkpoint, so that a continued run may be bit-exact. A user's function
             never is: the state that it restores cannot be verified.
 
@@ -163,15 +163,15 @@ def run_session(
         group,
         stop=stop,
         restart=restart,
-        doubt=None if restores_all else f"the state that {function} restores is not verified",
+        caveat=None if restores_all else f"the state that {function} restores is not verified",
         avoid=None if restores_all else partial(_inside_a_pass, job),
     )
     if start.stopped:
         return start.result
     with ExitStack() as closes:
-        courier, writer = start.first_rank(closes, client) if group.is_first else (None, None)
+        sender, writer = start.first_rank(closes, client) if group.is_first else (None, None)
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        arguments = (job, group, start.facts, start.checkpoint, own, courier, writer, digest, apart)
+        arguments = (job, group, start.facts, start.checkpoint, own, sender, writer, digest, separate)
         session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all)))
         _install(session, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))

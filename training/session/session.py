@@ -32,7 +32,7 @@ from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import Courier
+from penstock.training.loop.event_sender import EventSender
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import POLL_S, Group
@@ -62,9 +62,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         facts: the record that every checkpoint of this worker group begins from; its position is where the group starts.
         checkpoint: training continues from it.
         own: values that user code logs between reports.
-        courier, writer: send events to the driver and write checkpoints; None but on rank 0.
+        sender, writer: send events to the driver and write checkpoints; None but on rank 0.
         digest: of the weights in a reported folder, by its files.
-        apart: files of a reported folder that a checkpoint keeps as separate files, for a registry.
+        separate: files of a reported folder that a checkpoint keeps as separate files, for a registry.
         knows_epochs: a report after the last batch ends the epoch, as in a framework's trainer. In a user's loop the epoch ends
             when the loop leaves its pass over the rows.
     """
@@ -76,17 +76,17 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         facts: CheckpointFacts,
         checkpoint: Checkpoint | None,
         own: OwnValues,
-        courier: Courier | None,
+        sender: EventSender | None,
         writer: CheckpointWriter | None,
         digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
-        apart: Collection[str] = (),
+        separate: Collection[str] = (),
         knows_epochs: bool = False,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
         self._whole = _whole(job)
-        self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
+        self._sender, self._writer, self._digest, self._separate = sender, writer, digest, separate
         self._knows_epochs = knows_epochs
-        self._doubts: dict[str, None] = {}
+        self._caveats: dict[str, None] = {}
         """Reasons why the weights may differ from those of an undisturbed run."""
         self._resumed = checkpoint is not None
         self.state = TrainState(facts.step, facts.epoch, facts.position)
@@ -122,18 +122,18 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     @property
     def exactness(self) -> str:
-        """The exactness so far, with the doubts that arose in the loop."""
-        return functools.reduce(with_reason, self._doubts, self._facts.exactness)
+        """The exactness so far, with the caveats that arose in the loop."""
+        return functools.reduce(with_reason, self._caveats, self._facts.exactness)
 
-    def doubt(self, reason: str) -> None:
+    def add_caveat(self, reason: str) -> None:
         """Record why a continued training differs from an undisturbed one."""
         if self._resumed:
-            self._doubts[reason] = None
+            self._caveats[reason] = None
 
     def nondeterministic_op(self, operation: str) -> None:
         """Record a nondeterministic operation, if gradients are recorded or computed."""
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            self._doubts[f"{operation} is not deterministic"] = None
+            self._caveats[f"{operation} is not deterministic"] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """Return the newest reported checkpoint; before that, the one that the attempt continues from.
@@ -164,9 +164,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def _unpacked(self, checkpoint: Checkpoint) -> ray.train.Checkpoint:
         folder = Path(self._temporary.name, checkpoint.name)
-        folder.mkdir(exist_ok=True)  # all its files may be kept apart
+        folder.mkdir(exist_ok=True)  # all its files may be kept separate
         unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
-        for name in set(self._apart) & checkpoint.manifest.files.keys():
+        for name in set(self._separate) & checkpoint.manifest.files.keys():
             (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
         return ray.train.Checkpoint.from_directory(str(folder))
 
@@ -184,7 +184,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     @property
     def stop_wanted(self) -> bool:
         """Whether the driver asks for a stop, on rank 0: the next report with a checkpoint is the last."""
-        return self._courier is not None and self._courier.stop_requested.is_set()
+        return self._sender is not None and self._sender.stop_requested.is_set()
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
         """Return `shard`, for Ray's own function."""
@@ -259,9 +259,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         point = Point(now_ms(), self._reported_step, {**self._times(), **self._own.totals(), **values})
         files = self._everyones_files(checkpoint)
         stop = self._group.from_first(self.stop_wanted)
-        if self._courier is not None:
+        if self._sender is not None:
             self._unsealed.append(point)
-            self._courier.post(point)
+            self._sender.post(point)
             self._post_progress()
         if files is None:
             return
@@ -355,11 +355,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._post_progress()
 
     def _post_progress(self) -> None:
-        if self._courier is not None:
+        if self._sender is not None:
             rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
             epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes: the finished one
             total = self._job.total_steps if self._knows_epochs else None
-            self._courier.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
+            self._sender.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
 
     def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
         """Merge the folders that the ranks report; None if there are none. Empty on all but rank 0."""
@@ -379,7 +379,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def _save(self, files: Mapping[str, bytes], values: Mapping[str, float]) -> None:
         generators = self._group.gather(capture_rng(self._group.device))
-        if self._writer is None or self._courier is None:
+        if self._writer is None or self._sender is None:
             self._group.together(lambda: None)
             generators()
             return
@@ -397,15 +397,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         }
         facts = self._facts.model_copy(update=update)
         saved = {
-            **{name: SavedBytes(content) for name, content in files.items() if name in self._apart},
-            FOLDER_FILE: SavedBytes(packed_folder({n: content for n, content in files.items() if n not in self._apart})),
+            **{name: SavedBytes(content) for name, content in files.items() if name in self._separate},
+            FOLDER_FILE: SavedBytes(packed_folder({n: content for n, content in files.items() if n not in self._separate})),
             GENERATORS: SavedBytes(
                 safetensors.torch.save({"ranks": generators().contiguous(), "batches": torch.tensor(self._step)})
             ),
         }
         digest = self._digest(files)
         points, self._unsealed = self._unsealed, []
-        self._courier.post(Saving(step=self.state.step))
+        self._sender.post(Saving(step=self.state.step))
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
 
 

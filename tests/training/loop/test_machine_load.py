@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from penstock.training.events import Event, MachineLoad, Warned
-from penstock.training.loop.event_sender import Courier
+from penstock.training.loop.event_sender import EventSender
 from penstock.training.loop.machine_load import MachineSampler
 from tests.training.digits import ListClient, make_job, train_alone
 
@@ -73,7 +73,7 @@ def test_samples_travel_with_the_events_of_rank_0() -> None:
             delivered.extend(events)
             return bool(events)
 
-    courier = Courier(Client(), interval_s=0.001, sampler=MachineSampler(every_s=0.01))
-    assert courier.stop_requested.wait(60)
-    courier.close()
+    sender = EventSender(Client(), interval_s=0.001, sampler=MachineSampler(every_s=0.01))
+    assert sender.stop_requested.wait(60)
+    sender.close()
     assert isinstance(delivered[0], MachineLoad)

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from penstock.errors import PreflightError
 from penstock.storage import Storage
 from penstock.training.events import CheckpointCommitted, Event, Failure, Saving, Warned, WorkersLost, WorkerStarted
-from penstock.training.loop.event_sender import Courier
+from penstock.training.loop.event_sender import EventSender
 from penstock.training.on_ray.mailbox import Mailbox, Mailboxes, MailboxHandle, RayMailboxClient
 from penstock.training.on_ray.worker import check_storage_probe, write_storage_probe
 
@@ -87,10 +87,10 @@ def test_failed_delivery_warns_and_stop_still_arrives() -> None:
             delivered.extend(events)
             return bool(delivered)
 
-    courier = Courier(Client(), interval_s=0.001)
-    courier.post(Saving(step=3))
-    assert courier.stop_requested.wait(60)
-    courier.close()
+    sender = EventSender(Client(), interval_s=0.001)
+    sender.post(Saving(step=3))
+    assert sender.stop_requested.wait(60)
+    sender.close()
     said = "1 event of training could not be delivered to the driver: RayError: of a new kind"
     assert delivered == [Warned(message=said)]
 

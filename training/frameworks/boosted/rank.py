@@ -56,7 +56,7 @@ def run_boosted_rank(
         stop=stop,
         restart=restart,
         versions={library.name: library.version},
-        doubt_resumed=library.not_repeatable(job.spec.params),
+        caveat_resumed=library.not_repeatable(job.spec.params),
     )
     if start.stopped:
         return start.result

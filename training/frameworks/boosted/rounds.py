@@ -25,7 +25,7 @@ from penstock.training.events import Point, Saving, TrainProgress, Warned, now_m
 from penstock.training.frameworks.boosted.library import ShardTable, Trees
 from penstock.training.frameworks.boosted.model import loss_of
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import Courier
+from penstock.training.loop.event_sender import EventSender
 from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
@@ -147,14 +147,14 @@ class FirstRank:
     """Rank 0's part: points for the tracker, and checkpoints.
 
     Args:
-        courier: sends events to the driver.
+        sender: sends events to the driver.
         writer: writes checkpoints in the background.
         facts: the same in every checkpoint of this worker group.
         file: name of the trees in a checkpoint.
     """
 
-    def __init__(self, job: TrainJob, courier: Courier, writer: CheckpointWriter, facts: CheckpointFacts, file: str) -> None:
-        self._job, self._courier, self._writer, self._facts, self._file = job, courier, writer, facts, file
+    def __init__(self, job: TrainJob, sender: EventSender, writer: CheckpointWriter, facts: CheckpointFacts, file: str) -> None:
+        self._job, self._sender, self._writer, self._facts, self._file = job, sender, writer, facts, file
         self._saved_s = time.monotonic()
         self._unsealed: list[Point] = []
         self._now: _Measured | None = None
@@ -167,7 +167,7 @@ class FirstRank:
         self._writer.check()
         every_s = self._job.spec.checkpoint.every_s
         due = every_s is not None and time.monotonic() - self._saved_s >= every_s
-        return self._courier.stop_requested.is_set(), due and not self._writer.busy
+        return self._sender.stop_requested.is_set(), due and not self._writer.busy
 
     def measured(
         self,
@@ -183,13 +183,13 @@ class FirstRank:
             self._best = self._now
         if not math.isfinite(values["train/loss"]) and not self._warned:
             self._warned = True
-            self._courier.post(Warned(message=f"the training loss is {values['train/loss']} at round {state.step:,}"))
+            self._sender.post(Warned(message=f"the training loss is {values['train/loss']} at round {state.step:,}"))
         chart = {**logged, **values, "train/rows_per_s": rows_per_s, "train/epoch": float(state.epoch - 1)}
         point = Point(now_ms(), state.step, chart)
         self._unsealed.append(point)
-        self._courier.post(point)
+        self._sender.post(point)
         total = rounds_of(self._job.spec)
-        self._courier.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
+        self._sender.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
 
     def finish(self) -> str | None:
         """Wait until all is written. Returns the name of the newest checkpoint written here."""
@@ -220,5 +220,5 @@ class FirstRank:
         files = {self._file: SavedBytes(content), BEST_ROUND: SavedBytes(best_round.model_dump_json().encode())}
         points = [point for point in self._unsealed if point.step <= state.step]
         self._unsealed = self._unsealed[len(points) :]
-        self._courier.post(Saving(step=state.step))
+        self._sender.post(Saving(step=state.step))
         self._writer.submit(lambda: Snapshot(facts, files, lambda: bytes_digest(content)), points)

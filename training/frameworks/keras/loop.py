@@ -75,7 +75,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
 
     def write(folder: Path) -> None:
         for name, _ in _unsaved(model).items() - before.items():
-            session.doubt(f"{name} is not a variable of the model")
+            session.add_caveat(f"{name} is not a variable of the model")
         for name, theirs in variables.items():
             (folder / name).write_bytes(written_variables(theirs))
         model.save(folder / WHOLE)

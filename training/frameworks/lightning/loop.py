@@ -127,12 +127,12 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             refuse_averages(trainer.callbacks)
             for callback in trainer.callbacks:
                 if "BaseFinetuning" in {base.__name__ for base in type(callback).__mro__}:
-                    session.doubt(f"{type(callback).__name__} freezes again the layers that it has thawed")
+                    session.add_caveat(f"{type(callback).__name__} freezes again the layers that it has thawed")
             self._internal = frozenset(vars(pl.LightningModule()))
             self._outside: dict[str, object] | None = None
             steps, newest = trainer.estimated_stepping_batches, session.get_checkpoint()
             if newest is not None and trainer.lr_scheduler_configs and (before := steps_of(Path(newest.path, STATE))) != steps:
-                session.doubt(f"a schedule may depend on the number of steps: {before:,} before and {steps:,} now")
+                session.add_caveat(f"a schedule may depend on the number of steps: {before:,} before and {steps:,} now")
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -141,7 +141,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             if self._outside is None:  # after the first batch, which fills caches
                 self._outside = unsaved_state(module, internal=self._internal)
             if trainer.global_step == self._step:
-                session.doubt("gradients that add up over several batches are in no checkpoint")
+                session.add_caveat("gradients that add up over several batches are in no checkpoint")
             self._step = trainer.global_step
             if trainer.is_last_batch or trainer.global_step == trainer.max_steps:
                 return  # the epoch's end saves it
@@ -186,7 +186,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
                 return
             if not has_own(module, "on_save_checkpoint"):
                 for name in changed_state(self._outside or {}, unsaved_state(module, internal=self._internal)):
-                    session.doubt(f"{name} is in no state_dict")
+                    session.add_caveat(f"{name} is in no state_dict")
             with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
                 trainer.save_checkpoint(Path(folder) / TRAINER)  # a collective; the first rank writes
                 checkpoint = None

@@ -154,7 +154,7 @@ class _Saving(transformers.TrainerCallback):
         if newest is not None and not str(args.lr_scheduler_type.value).startswith("constant"):
             before = json.loads(Path(newest.path, "trainer_state.json").read_text())["max_steps"]
             if before != state.max_steps:
-                self._session.doubt(
+                self._session.add_caveat(
                     f"the schedule depends on the number of steps: {before:,} before and {state.max_steps:,} now"
                 )
 
@@ -195,7 +195,7 @@ class _Saving(transformers.TrainerCallback):
         if not self._values:
             self._measure(False)
         for name in changed_state(self._before or {}, self._outside()):
-            self._session.doubt(f"{name} is in no state_dict")
+            self._session.add_caveat(f"{name} is in no state_dict")
         try:
             self._report(ray.train.Checkpoint.from_directory(folder) if self._group.is_first else None)
         finally:
