@@ -123,6 +123,8 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
         reason += "; these are the first of them"
     if compared.unanswered:
         reason += f"; version {holder} has no answer to {compared.unanswered:,} more"
+    if compared.neither:
+        reason += f"; neither version has an answer to {counted(compared.neither, 'row')}"
     if compared.lost:
         move = policy.otherwise == "move"
         reason += f"; version {new.version} has no answer to {counted(compared.lost, 'row')} that version {holder} answers"

@@ -35,7 +35,9 @@ class ModelsCompared(NamedTuple):
     unanswered: int
     """Rows that the new model answers and the other one cannot."""
     lost: int
-    """Rows that the other model answers and the new one cannot."""
+    """Rows that the other model answers and the new one cannot, with a label or without."""
+    neither: int
+    """Rows that neither model answers."""
     cut: bool
     """Whether only the first rows were compared, which bounds the memory."""
 
@@ -59,7 +61,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     for model, whose in ((holder, "it was"), (new, "the new version was")):
         if not model.can_predict:
             raise DataError(f"{whose} trained by a recipe without `predict`")
-    targets, outputs, unanswered, lost, first_problem, cut = [], [], 0, 0, None, False
+    targets, outputs, unanswered, lost, neither, first_problem, cut = [], [], 0, 0, 0, None, False
     left = MOST_SCORES // max(1, new.schema.num_classes or 1)
     for table in tables:
         if not left:
@@ -78,6 +80,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             first_problem = their_errors[int(np.flatnonzero(only_mine)[0])]
         unanswered += int(only_mine.sum())
         lost += int((mine_failed & ~theirs_failed).sum())
+        neither += int((mine_failed & theirs_failed).sum())
         used = known & ~mine_failed & ~theirs_failed
         if np.count_nonzero(used) > left:
             used &= np.cumsum(used) <= left
@@ -87,7 +90,8 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         outputs.append((mine[used], theirs[used]))
     rows = sum(map(len, targets))
     if not rows:
-        raise DataError(first_problem or "there are no held-out rows that both can answer")
+        failed = f" (the new version answers none of {lost + neither:,} rows)" if lost + neither else ""
+        raise DataError(first_problem or f"there are no held-out rows with a label that both can answer{failed}")
     target = np.concatenate(targets)
     if kinds[0] == "classification":
         target = target.astype(np.int64)
@@ -96,7 +100,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         scorer()
         if scorer.undefined is not None:
             raise DataError(f"{metric} is not defined on the {counted(rows, 'row')} that both answer: {scorer.undefined}")
-    return ModelsCompared(compare_paired(before, after, rows), unanswered, lost, cut)
+    return ModelsCompared(compare_paired(before, after, rows), unanswered, lost, neither, cut)
 
 
 _WORDS = {

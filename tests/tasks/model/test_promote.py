@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -377,6 +378,41 @@ def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
     assert f"version 2 has no answer to {lost} rows that version 1 answers, so it stays" in stays.reason
     moves = house.promote(new, otherwise="move")
     assert moves.moved and house.holder() == "2" and f"has no answer to {lost} rows" in moves.reason
+
+
+def test_promote_counts_rows_neither_answers(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    step = TransformSpec.model_validate({"ordinal": {"columns": ["area"]}})
+    north, west = (
+        FittedPreprocess(steps=(FittedTransform(step=step, columns=(ColumnState(column="area", categories=(name,)),)),))
+        for name in ("north", "west")
+    )
+    house.promote(house.version(1.0, fitted=north))
+    found = house.promote(house.version(1.5, fitted=north))
+    left = house.manifest.rows["test"] - (found.rows or 0)
+    assert found.moved and left and found.reason.endswith(f"; neither version has an answer to {left} rows")
+    none = house.promote(house.version(2.0, fitted=west))
+    assert not none.moved and f"the new version answers none of {house.manifest.rows['test']} rows" in none.reason
+
+
+def test_promote_counts_unanswered_rows_without_label() -> None:
+    class Answers:
+        schema, can_predict = TWO, True
+
+        def __init__(self, *failed: int) -> None:
+            self._failed = failed
+
+        def labels(self, table: pa.Table) -> Any:
+            return np.array([np.nan, np.nan, 0, 1])
+
+        def predict(self, table: pa.Table, on_error: str) -> Any:
+            errors = pd.Series(["no" if row in self._failed else None for row in range(4)], dtype=object)
+            chances = [None if error else [0.6, 0.4] for error in errors]
+            return pd.DataFrame({"prediction": [0] * 4, "probabilities": chances, "error": errors})
+
+    rows = [pa.table({"x": [0.0] * 4})]
+    found = held_against.compare_models(cast("Any", Answers(0, 1)), cast("Any", Answers(1)), "accuracy", rows)
+    assert (found.paired.rows, found.unanswered, found.lost, found.neither) == (2, 0, 1, 1)
 
 
 @pytest.mark.parametrize(
