@@ -333,6 +333,11 @@ class ShuffleSpec(Section):
     """Parts of a window of `windowed`. `rows`: short runs of rows from the whole split, which mixes best. `shards`: whole
     shards, at least one, with about `window_rows` rows, so that a node reads the shards of one window at a time and each once
     an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
+    lanes: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """Parts that the shards are dealt to. Every step has rows of all, and each worker reads some of them, so that a machine
+    fetches only its part of the data. Step by step the rows are the same for any number of workers. `1` lets every worker read
+    from all shards. `auto` takes the largest power of two that divides `train.batch_rows`, up to 64 (256 with
+    `window_of: shards`) and up to the number of shards, and 1 beside `sample`, `by_length` or `mode: none`."""
     sample: SampleSpec | None = None
     """Draw rows by a column. Needs `mode: global`."""
     by_length: LengthSpec | None = None
@@ -342,7 +347,23 @@ class ShuffleSpec(Section):
     def _samples_from_all_rows(self) -> ShuffleSpec:
         if self.sample is not None and self.mode != "global":
             raise ValueError(f"sample draws from all rows, so it needs mode: global, not {self.mode}")
+        if self.lanes not in ("auto", 1) and (reason := self._one_lane_because):
+            raise ValueError(f"lanes: {self.lanes} gives each worker its own shards, and {reason}; leave lanes out")
         return self
+
+    def most_lanes(self, batch_rows: int) -> int:
+        """Return the number of lanes, which with `auto` is at most so many."""
+        if self._one_lane_because or self.lanes != "auto":
+            return 1 if self.lanes == "auto" else self.lanes
+        return min(256 if self.window_of == "shards" else 64, batch_rows & -batch_rows)
+
+    @property
+    def _one_lane_because(self) -> str:
+        if self.sample is not None:
+            return "sample draws from all rows"
+        if self.by_length is not None:
+            return "by_length puts rows of all shards into a step"
+        return "mode: none reads them as stored" if self.mode == "none" else ""
 
 
 def check_split_rules(data: DataSpec) -> None:

@@ -22,22 +22,16 @@ from penstock.ingest.feed.lists import ImageDecoder, Packed, Places, bytes_at, p
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
 from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
+from penstock.ingest.shuffle.lanes import PartOf
 
 __all__ = ["RowGather", "fixed_bytes"]
 
-
-BUCKETS_PER_BLOCK = 8
-"""Least number of buckets per block in the table that finds a row's block; each bucket is 8 bytes."""
 
 LONG_ROW = 1024
 """Bytes. On an AMD EPYC (Zen 4), touching rows before they are copied takes 0.77 of the time for 3 KiB, 1.1 for 512 bytes."""
 
 TOUCHED_ROWS = 512
 """Rows touched before they are copied: fewer than the entries of the processor's TLB."""
-
-MAX_ENDS_INSIDE = 4
-"""If a bucket holds the ends of more blocks, a binary search is as fast."""
-
 
 _gathered_in: int | None = None
 """The process that has gathered rows last; another one where this was forked from it."""
@@ -78,7 +72,7 @@ class RowGather:
         self.row_bytes = list_bytes + fixed_bytes(self.columns)
         self._ends = np.cumsum(np.asarray(block_rows, np.int64))
         self._starts = self._ends - np.asarray(block_rows, np.int64)
-        self._block_of = _BlockOf(self._ends)
+        self._block_of = PartOf(self._ends)
         self._open_block = open_block
         self._block_bytes = block_bytes
         self._max_open_bytes = max_open_bytes
@@ -311,34 +305,6 @@ class _Region(NamedTuple):
         index, out = torch.from_numpy(at), tensor.view(torch.uint8).view(len(ids), width)
         for some in _touched_parts(self.memory, at, width):
             torch.index_select(rows_at, 0, index[some], out=out[some])
-
-
-class _BlockOf:
-    """Finds the block of a row: a table has the block of each bucket's first row, and ends inside a bucket are counted.
-
-    Takes 1.5 ns a row, where a binary search takes 9 (8 blocks) to 40 (512 blocks).
-
-    Args:
-        ends: rows up to the end of each block, ascending.
-    """
-
-    def __init__(self, ends: NDArray[np.int64]) -> None:
-        self._ends = ends
-        rows = int(ends.max(initial=0))
-        self._shift = max(0, (rows // (BUCKETS_PER_BLOCK * max(1, len(ends)))).bit_length() - 1)
-        firsts = np.arange(0, rows, 1 << self._shift)
-        self._table = ends.searchsorted(firsts, side="right")
-        last = ends.searchsorted(np.minimum(firsts + (1 << self._shift), rows) - 1, side="right")
-        self._ends_inside = int((last - self._table).max(initial=0))
-
-    def __call__(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the block of each row: int64, shape (n,) to (n,)."""
-        if self._ends_inside > MAX_ENDS_INSIDE:
-            return self._ends.searchsorted(ids, side="right")
-        blocks = self._table.take(ids >> self._shift)
-        for _ in range(self._ends_inside):
-            blocks += ids >= self._ends.take(blocks)
-        return blocks
 
 
 def _distinct(blocks: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,10 +1,10 @@
 """In which order does training see the rows? In an order computed from (seed, epoch, number of rows).
 
 Windows also depend on their size, samples and mixtures (ingest/shuffle/sampling.py) on their values, steps by length on the
-lengths and the batch size; none depends on the number of ranks. Each rank takes its share of a global batch, so that any world
-size sees the same rows in the same order, and the position is the only state. Checkpoints keep a fingerprint of the parameters
-and of some generated ids, so that a changed generator is found before it repeats or skips rows. Source: google/grain, where the
-sample order is a function of the index (own code).
+lengths and the batch size, lanes (ingest/shuffle/lanes.py) on the shards; none depends on the number of ranks. Each rank takes
+its share of a global batch, so that any world size sees the same rows in each step, and the position is the only state.
+Checkpoints keep a fingerprint of the parameters and of some generated ids, so that a changed generator is found before it
+repeats or skips rows. Source: google/grain, where the sample order is a function of the index (own code).
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from penstock.config import Section
 from penstock.digest import bytes_digest, digest_of
+from penstock.errors import SpecError
 from penstock.ingest.schema import ColumnInfo
+from penstock.ingest.shuffle.lanes import LaneRows
 from penstock.ingest.shuffle.length_pools import Pools
 from penstock.ingest.shuffle.permutation import Permutation
 from penstock.ingest.shuffle.sampling import Mixture, make_draws, mixed_draws
 from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.ingest.splitmix import hash_words
+from penstock.messages import counted
 
 __all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
 
@@ -47,7 +50,8 @@ _PROBE_ROWS = 64
 class Order(Section):
     """The order of one split's rows in every epoch. Plain data; the same in every process."""
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
+    """2: rows are dealt to lanes (ingest/shuffle/lanes.py)."""
     mode: Literal["none", "windowed", "global"]
     seed: int = 0
     """Taken modulo 2**64."""
@@ -55,7 +59,11 @@ class Order(Section):
     window_rows: NonNegativeInt = 0
     """About the rows of one window of `windowed`: rounded down to whole groups, or up to whole shards."""
     shards: tuple[PositiveInt, ...] = ()
-    """Rows of each shard, in row order, for windows of whole shards."""
+    """Rows of each shard, in row order, for lanes and for windows of whole shards."""
+    lanes: PositiveInt = 1
+    """Parts that the rows are dealt to; each worker serves some of them in every batch."""
+    run_rows: NonNegativeInt = 0
+    """With lanes: rows of the runs that a window is made of; 0 for whole shards."""
     sample: SampleSpec | None = None
     """Draw rows by a column; ids then also depend on its values (`sampling.make_draws`)."""
     mixture: Mixture | None = None
@@ -67,6 +75,8 @@ class Order(Section):
     def _shards_hold_the_rows(self) -> Order:
         if self.shards and sum(self.shards) != self.rows:
             raise ValueError(f"the shards have {sum(self.shards)} rows, the split {self.rows}")
+        if (self.version == 2) != (self.lanes > 1) or (self.lanes > 1 and (not self.shards or self.lanes > self.rows)):
+            raise ValueError(f"version {self.version} has no {self.lanes} lanes of {len(self.shards)} shards, {self.rows} rows")
         return self
 
     @property
@@ -84,6 +94,11 @@ class Order(Section):
     def fingerprint(self) -> str:
         """Digest of the parameters and of generated ids at the start, middle and end of three epochs."""
         return _fingerprint(self)
+
+    @property
+    def lane_rows(self) -> LaneRows:
+        """The rows of `lanes`, if there are several."""
+        return _lane_rows(_Same(self.shards), self.lanes, self.seed, self.window_rows, self.run_rows)
 
     @property
     def group_rows(self) -> int:
@@ -104,6 +119,8 @@ class Order(Section):
             raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
         if start == stop or self.mode == "none":
             return np.arange(start, stop, dtype=np.int64)
+        if self.lanes > 1:
+            return self.lane_rows.ids_at(epoch, np.arange(start, stop, dtype=np.int64))
         if self.mode == "global":
             return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
         return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
@@ -111,7 +128,7 @@ class Order(Section):
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
         """Return row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,).
 
-        `global` computes no others; the other modes compute those of gaps that are shorter than another call would take.
+        `global` and lanes compute no others; other modes compute those of gaps that are shorter than another call would take.
 
         Raises:
             ValueError: a negative epoch, or positions outside [0, rows).
@@ -119,14 +136,11 @@ class Order(Section):
         if not len(positions):
             return np.empty(0, np.int64)
         start, stop = int(positions[0]), int(positions[-1]) + 1
-        if (
-            self.mode == "global"
-            and self.sample is None
-            and self.mixture is None
-            and epoch >= 0
-            and 0 <= start < stop <= self.rows
-        ):
-            return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(positions)
+        if not self.is_drawn and epoch >= 0 and 0 <= start < stop <= self.rows:
+            if self.lanes > 1:
+                return self.lane_rows.ids_at(epoch, positions)
+            if self.mode == "global":
+                return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(positions)
         ends = np.flatnonzero(np.diff(positions) > 1) + 1
         if stop - start > (len(ends) + 1) * _CALL_ROWS:  # one rank of many: its part of each batch alone
             return np.concatenate([self.ids(epoch, int(run[0]), int(run[-1]) + 1) for run in np.split(positions, ends)])
@@ -223,19 +237,35 @@ def _dealt_shards(same: _Same, window_rows: int, seed: int, epoch: int) -> _Deal
     return _Dealt(ends, shift, np.array(window_ends, np.int64))
 
 
-def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> Order:
+def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = (), batch_rows: int = 1) -> Order:
     """Make the order of a `shuffle` section over a split of `rows` rows. Fields without effect stay 0.
 
     Args:
-        shards: rows of each shard of the split, in row order; needed for windows of whole shards.
+        shards: rows of each shard of the split, in row order; needed for lanes and windows of whole shards.
+        batch_rows: of a step over all workers, which `lanes: auto` divides.
+
+    Raises:
+        SpecError: there are fewer rows than `shuffle.lanes`.
     """
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
-    own = tuple(shards) if shuffle.mode == "windowed" and shuffle.window_of == "shards" else ()
+    by_shards = shuffle.mode == "windowed" and shuffle.window_of == "shards"
+    lanes = shuffle.most_lanes(batch_rows)
+    if shuffle.lanes == "auto":
+        lanes = min(lanes, 1 << len(shards).bit_length() >> 1) or 1
+    elif lanes > rows:
+        raise SpecError(f"shuffle.lanes: {lanes} lanes for {counted(rows, 'row')}", next_step="use fewer, or lanes: auto")
     return Order(
-        mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own,
+        version=1 if lanes == 1 else 2, mode=shuffle.mode, seed=seed, rows=rows, window_rows=window,
+        shards=tuple(shards) if by_shards or lanes > 1 else (), lanes=lanes,
+        run_rows=max(1, window // GROUPS_PER_WINDOW) if lanes > 1 and window and not by_shards else 0,
         sample=shuffle.sample, by_length=shuffle.by_length,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _lane_rows(same: _Same, lanes: int, seed: int, window_rows: int, run_rows: int) -> LaneRows:
+    return LaneRows(same.shards, lanes, seed, window_rows, run_rows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -261,7 +291,8 @@ def _fingerprint(order: Order) -> str:
     if order.by_length is not None:
         probes += [ids for epoch in _PROBE_EPOCHS for ids in _pooled_ids(order.by_length, order.seed, epoch)]
     content = np.concatenate(probes).astype("<i8").tobytes()
-    return digest_of({"order": order.model_dump(), "probe": bytes_digest(content)})
+    without = {"lanes", "run_rows"} if order.lanes == 1 else set()
+    return digest_of({"order": order.model_dump(exclude=without), "probe": bytes_digest(content)})
 
 
 def _pooled_ids(spec: LengthSpec, seed: int, epoch: int) -> Iterator[Ids]:

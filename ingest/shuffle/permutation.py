@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
-__all__ = ["Permutation"]
+__all__ = ["ROUNDS", "SMALL", "Half", "Permutation", "table"]
 
 
 Ids = NDArray[np.int64]
@@ -43,7 +43,7 @@ def _hashed(key: int, size: int) -> NDArray[np.uint64]:
     return mix_words(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
 
 
-def _table(key: int, size: int, below: int) -> Half:
+def table(key: int, size: int, below: int) -> Half:
     """Return `size` hashed values in [0, below): the upper 32 bits, reduced by multiplication."""
     value = _hashed(key, size)
     return (((value >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.uint32)
@@ -71,7 +71,7 @@ class Permutation:
         self._left, self._right = np.uint32(left), np.uint32(right)
         # Even rounds change the left half (looked up by the right one), odd rounds the right half.
         halves = [(right, left), (left, right)]
-        self._tables = [_table(hash_words(key, number), *halves[number % 2]) for number in range(ROUNDS)]
+        self._tables = [table(hash_words(key, number), *halves[number % 2]) for number in range(ROUNDS)]
 
     def __call__(self, positions: Ids) -> Ids:
         """Return the numbers at `positions` (int64 in [0, size)), as int64 of the same shape (n,)."""
