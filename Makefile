@@ -35,7 +35,7 @@ SOURCES := penstock ingest training tasks flows
 PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
 TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
-LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
+LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor|tf-keras)==
 OF_THIRD := $(if $(THIRD),--third $(THIRD))
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 

@@ -151,6 +151,8 @@ def is_lost_peer(error: BaseException) -> bool:
     Some backends raise a class of torch. Gloo raises a RuntimeError: the innermost frame decides, or in a backward pass, which
     has no Python frames, the file that gloo names.
     """
+    if type(error).__module__.startswith("tensorflow."):  # of its own collectives
+        return type(error).__name__ in ("AbortedError", "CancelledError", "UnavailableError")
     if not (isinstance(error, RuntimeError) and dist.is_initialized()):
         return False
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):

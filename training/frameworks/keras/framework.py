@@ -61,7 +61,8 @@ class KerasFramework(OwnLoop):
             raise SpecError(
                 f"train.workers: {spec.workers} with train.framework: keras, which trains in one worker: "
                 "Keras 3 does not learn under tf.distribute.MultiWorkerMirroredStrategy",
-                next_step="set train.workers: 1 and raise train.cpus_per_worker, or take a recipe, lightning or transformers",
+                next_step="set train.workers: 1 and raise train.cpus_per_worker, or write a function for Ray Train with "
+                "Keras 2 (train.loop: docs/ray-train.md)",
             )
         if spec.gpus not in ("auto", 0):
             raise SpecError(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import socket
 import sys
 from collections.abc import Callable
+
+import ray
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
@@ -78,7 +83,20 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
     Raises:
         TrainingError: the function fails, or ends without a checkpoint.
     """
+    if group.world_size > 1 and any("tensorflow" in text for text in job.code.files.values()):
+        _join_tensorflow(group)
     return run_session(job, group, client, lambda session: _call(job), stop=stop, restart=restart)
+
+
+def _join_tensorflow(group: Group) -> None:
+    """Give TensorFlow the workers' addresses for MultiWorkerMirroredStrategy, as Ray's TensorflowTrainer does. A collective."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        own = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+    workers = [each["address"] for each in group.everyones({"address": own})]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": group.rank}}
+    # Keras 3 does not learn under that strategy; Keras 2 is the package tf-keras.
+    os.environ.update({"TF_CONFIG": json.dumps(cluster), "TF_USE_LEGACY_KERAS": "1"})
 
 
 def _call(job: TrainJob) -> None:

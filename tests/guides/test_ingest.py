@@ -1,0 +1,101 @@
+"""The guide on data loading: each block's function on rows that penstock has prepared. The table is in README.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.datasets import load_breast_cancer, load_iris
+
+from penstock.errors import SpecError
+from penstock.training.frameworks.boosted.rank import run_boosted_rank
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.frameworks.xgboost.library import LIBRARY
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import NO_CODE
+from tests.guides.running import Prepared, checkpoints, prepare, reports, run_alone, run_on_two
+from tests.training.digits import CPU, ListClient
+
+
+def numbers(folder: Path, rows: int = 100) -> Prepared:
+    return prepare(folder, {"train": pa.table({"x": np.arange(rows)})})
+
+
+def test_quickstart_gets_floats_and_each_row_once_an_epoch(tmp_path: Path) -> None:
+    x = np.arange(200)
+    prepared = prepare(tmp_path, {"train": pa.table({"x": x, "y": x / 200})})
+    job = prepared.job("ingest_programs.py:quickstart")
+    ran = run_alone(job)
+    assert ran.printed == [f"epoch {epoch} rows 200 torch.float32" for epoch in (0, 1)]
+    assert (ran.result.status, ran.result.state.step, len(checkpoints(job))) == ("finished", 4, 2)
+    two = prepared.job("ingest_programs.py:quickstart", run="two", workers=2)
+    assert [ran.printed for ran in run_on_two(two)] == [[f"epoch {epoch} rows 100 torch.float32" for epoch in (0, 1)]] * 2
+
+
+def test_boosted_trees_of_a_csv_train_twenty_rounds(tmp_path: Path) -> None:
+    framework = FRAMEWORKS.get("xgboost")
+    features, target = load_breast_cancer(return_X_y=True)
+    table = pa.table({**{f"f{number}": column for number, column in enumerate(features.T)}, "target": target})
+    prepared = prepare(tmp_path, {"train": table}, label="target", validation={"fraction": 0.3})
+    assert sum(prepared.manifest.rows.values()) == 569
+    section = {"framework": "xgboost", "epochs": 20, "params": {"objective": "binary:logistic"}}
+    spec = TrainSpec.model_validate(section)
+    job = replace(prepared.job("ingest_programs.py:quickstart"), spec=spec, code=NO_CODE)
+    measured = spec.model_copy(update={"params": {**spec.params, "eval_metric": ["logloss", "error"]}})
+    with pytest.raises(SpecError, match=r"eval_metric.*evaluate\.metrics name the metrics"):
+        framework.check(NO_CODE, measured)
+    framework.check(NO_CODE, spec)
+    ended = run_boosted_rank(LIBRARY, job, Group(0, 1, CPU), ListClient())
+    assert (ended.status, ended.state.step) == ("finished", 20)
+    losses, right = reports(job, "val/loss"), reports(job, "val/accuracy")
+    assert len(losses) == len(right) == 20 and losses[-1] < losses[0] and right[-1] > 0.9
+
+
+def test_config_that_makes_the_shards_itself_is_refused(tmp_path: Path) -> None:
+    job = numbers(tmp_path).job("ingest_programs.py:numbers", datasets="ingest_programs.py:OwnShards")
+    with pytest.raises(SpecError, match="OwnShards has settings that a pipeline does not support") as refused:
+        run_alone(job)
+    assert "its own configure()" in refused.value.problems[0]
+
+
+def test_datasets_to_split_name_the_held_out_rows_val(tmp_path: Path) -> None:
+    tables = {"train": pa.table({"x": np.arange(140)}), "validation": pa.table({"x": np.arange(60)})}
+    for number, (datasets, held) in enumerate([({"val": "whole"}, 60), ({"train": "split", "val": "split"}, 30)]):
+        job = prepare(tmp_path / str(number), tables).job("ingest_programs.py:over_both", workers=2, datasets=datasets)
+        assert [ran.printed for ran in run_on_two(job)] == [["train rows 70", f"val rows {held}"]] * 2
+
+
+def test_rows_of_an_epoch_are_prefetched_or_not_the_same(tmp_path: Path) -> None:
+    prepared = numbers(tmp_path)
+    plain = run_alone(prepared.job("ingest_programs.py:numbers"))
+    ahead = run_alone(prepared.job("ingest_programs.py:numbers", {"options": {"prefetch_batches": 10}}, run="ahead"))
+    assert ahead.printed == plain.printed and len(plain.printed[0].split()) == 100
+
+
+def test_every_epoch_is_shuffled_anew_and_a_seed_repeats_it(tmp_path: Path) -> None:
+    first, second = (run_alone(numbers(tmp_path / run).job("ingest_programs.py:numbers")).printed for run in ("one", "two"))
+    epochs = [[int(x) for x in line.split()] for line in first]
+    assert first == second
+    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1]) == [*range(100)] != epochs[0]
+
+
+def test_local_shuffle_is_refused_with_the_key_to_write(tmp_path: Path) -> None:
+    job = numbers(tmp_path).job("ingest_programs.py:numbers", {"options": {"local_shuffle_buffer_size": 10_000}})
+    with pytest.raises(SpecError, match="local_shuffle_buffer_size=10000") as refused:
+        run_alone(job)
+    assert "shuffle: {mode: global}" in str(refused.value.next_step)
+
+
+def test_transforms_before_the_cache_run_once_and_those_after_it_each_epoch(tmp_path: Path) -> None:
+    length = load_iris().data[:, 0].astype(np.float32)
+    table = pa.table({"length": length})
+    steps = [{"map_batches": "ingest_programs.py:normalize_length"}]
+    (tmp_path / "ingest_programs.py").write_bytes((Path(__file__).parent / "ingest_programs.py").read_bytes())
+    ran = run_alone(prepare(tmp_path, {"train": table}, steps).job("ingest_programs.py:augmented"))
+    least, most = float(np.float32((length.min() - 4) / 4)), float(np.float32((length.max() - 4) / 4))
+    assert len(ran.printed) == 2 and ran.printed[0] == ran.printed[1]
+    assert [float(word) for word in ran.printed[0].split()[1:]] == pytest.approx([least, most, 150], rel=1e-5)
