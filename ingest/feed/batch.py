@@ -1,11 +1,13 @@
 """What does a feed yield, and which rows of a global batch does each rank get?
 
-Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows.
+Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows, or, where rows are dealt to lanes
+(ingest/shuffle/lanes.py), the rows of lanes [r*lanes//W, (r+1)*lanes//W). If there are more ranks than lanes, it takes its part
+of the batch's rows put in the order of their lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict, get_args
 
 import numpy as np
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import SpecError
 from penstock.ingest.schema import FeedSchema
+from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.row_generator import RowGenerator
 
-__all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "ShareArguments", "share"]
+__all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "ShareArguments", "own_positions", "share"]
 
 
 LastBatch = Literal["keep", "drop", "fill"]
@@ -91,6 +94,8 @@ class FeedShare(NamedTuple):
     """Groups of batches made ahead in a thread (for mere copies of rows, once that saves time); 0 uses no thread."""
     last: LastBatch = "keep"
     """Treatment of an epoch's last global batch if the rows do not fill it."""
+    lanes: int = 1
+    """Of the order."""
 
     def checked(self) -> FeedShare:
         """Return self. Raises ValueError for an invalid field."""
@@ -103,6 +108,13 @@ class FeedShare(NamedTuple):
         if self.last not in get_args(LastBatch):
             raise ValueError(f"last={self.last!r} must be one of {', '.join(get_args(LastBatch))}")
         return self
+
+    def lane_positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the positions of [start, stop) in lanes that this rank reads from: int64, ascending."""
+        of_lanes = np.arange(*lanes_of(self.rank, self.world_size, self.lanes))
+        rounds = np.arange(start // self.lanes, -(-stop // self.lanes))
+        positions = (rounds[:, None] * self.lanes + of_lanes).reshape(-1)
+        return positions[slice(*positions.searchsorted([start, stop]))]
 
     def positions(self, epoch_rows: int) -> int:
         """Return the positions of an epoch of so many rows: fewer with `drop`, more with `fill`. Raises SpecError for 0."""
@@ -119,3 +131,15 @@ class FeedShare(NamedTuple):
 def share(global_rows: int, rank: int, world_size: int) -> tuple[int, int]:
     """Return the contiguous part [low, high) of a global batch that belongs to `rank`."""
     return rank * global_rows // world_size, (rank + 1) * global_rows // world_size
+
+
+def own_positions(part: FeedShare, cuts: Sequence[tuple[int, int]]) -> list[NDArray[np.int64]]:
+    """Return one rank's positions in global batches that follow each other, given by (first, end): int64, ascending."""
+    rank, world_size, lanes = part.rank, part.world_size, part.lanes
+    if lanes == 1:
+        return [begin + np.arange(*share(stop - begin, rank, world_size)) for begin, stop in cuts]
+    if world_size <= lanes:
+        own = part.lane_positions(cuts[0][0], cuts[-1][1])
+        return np.split(own, own.searchsorted([begin for begin, _ in cuts[1:]]))
+    by_lane = [begin + np.argsort(np.arange(begin, stop) % lanes, kind="stable") for begin, stop in cuts]
+    return [np.sort(positions[slice(*share(len(positions), rank, world_size))]) for positions in by_lane]

@@ -1,7 +1,7 @@
 """How does a training worker read a cached dataset? It computes the ids of its share of each batch and gathers them ahead.
 
 The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`; a sample, a mixture and steps
-by length put other rows there.
+by length put other rows there. With lanes a worker opens only the shards of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_of
 from penstock.errors import DataError
-from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, share
+from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_positions
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
@@ -62,6 +62,7 @@ class CachedFeed(FeedCursor):
     def __init__(self, schema: FeedSchema, split: Split, content: str, rows: RowGather, order: Order, part: FeedShare) -> None:
         if order.rows != rows.num_rows:
             raise ValueError(f"the order is for {order.rows} rows, the {split} split has {rows.num_rows}")
+        part = part._replace(lanes=order.lanes)
         super().__init__(schema, split, content, order, part)
         self._rows = rows
         self._ids_at = order.ids_at
@@ -73,7 +74,7 @@ class CachedFeed(FeedCursor):
         if part.last != "keep" and order.by_length is not None:
             raise ValueError(f"last={part.last!r} cannot be used with steps by length")
         if self.num_rows > order.epoch_rows:
-            self._ids_at = partial(_filled_ids, self._ids_at, order.epoch_rows)
+            self._ids_at = partial(_filled_ids, self._ids_at, order.epoch_rows, order.lanes)
         self._unpooled_ids_at = self._ids_at
         self._pools: Pools | None = None
         if order.by_length is not None:
@@ -106,6 +107,7 @@ class CachedFeed(FeedCursor):
         at_once = batches_at_once(self.part, self._rows.row_bytes)
         announced = start if self._rows.ahead_rows else self.num_rows
         for planned in self._cuts(epoch, start, at_once):
+            own = own_positions(self.part, planned)
             for first in range(0, len(planned), at_once):
                 cuts = planned[first : first + at_once]
                 while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
@@ -115,8 +117,8 @@ class CachedFeed(FeedCursor):
                     self._rows.will_need(ahead_ids, reset=announced == start)
                     announced = upto
                 if first == 0:
-                    ids = self._ids_at(epoch, own_positions(self.part, planned))
-                group = gathered(self._rows, self.part, cuts, ids)
+                    ids = self._ids_at(epoch, np.concatenate(own))
+                group = gathered(self._rows, cuts, own[first : first + at_once], ids)
                 ids = ids[sum(batch.rows for batch in group) :]
                 yield group
 
@@ -125,6 +127,8 @@ class CachedFeed(FeedCursor):
         positions, batch_rows = np.arange(start, stop), self.part.batch_rows
         if self._pools is not None or self.part.world_size == 1:
             return positions
+        if self.part.lanes > 1:
+            return self.part.lane_positions(start, stop)
         first = positions - positions % batch_rows
         rows = np.minimum(batch_rows, self.num_rows - first)
         low, high = (rows * rank // self.part.world_size for rank in (self.part.rank, self.part.rank + 1))
@@ -133,8 +137,9 @@ class CachedFeed(FeedCursor):
     def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
         """Yield (first, end) positions of global batches: one list for each call that computes ids."""
         batch_rows = self.part.batch_rows
-        # Only a plain global order computes just the requested ids; the others may compute those of other ranks, too.
-        found_rows = batch_rows // self.part.world_size if self.order.mode == "global" else batch_rows
+        # Only a plain global order and lanes compute just the requested ids; others may compute those of other ranks, too.
+        own_only = self.order.mode == "global" or self.order.lanes > 1
+        found_rows = batch_rows // self.part.world_size if own_only else batch_rows
         count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // max(1, found_rows)) // at_once)
         if self._pools is not None:
             steps = self._pools.steps(epoch, start)
@@ -158,13 +163,9 @@ def make_pools(spec: LengthSpec, seed: int, rows: RowGather, epoch_rows: int, ba
     return Pools(spec, column, seed, epoch_rows, batch_rows, ids_at, partial(rows.lengths, column.name))
 
 
-def own_positions(part: FeedShare, cuts: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return the positions of one rank in global batches given by (first, end): int64, ascending."""
-    own = (share(stop - begin, part.rank, part.world_size) for begin, stop in cuts)
-    return np.concatenate([np.arange(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, own, strict=True)])
-
-
-def gathered(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: NDArray[np.int64]) -> list[Batch]:
+def gathered(
+    rows: RowGather, cuts: Sequence[tuple[int, int]], own: Sequence[NDArray[np.int64]], ids: NDArray[np.int64]
+) -> list[Batch]:
     """Gather one rank's share of some global batches in one call and cut them apart: they share one allocation.
 
     `unsafe_split` gives each batch's tensors their own version counter: otherwise autograd would take a change of one batch, by
@@ -172,28 +173,31 @@ def gathered(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], 
 
     Args:
         cuts: (first, end) positions of each global batch.
-        ids: of the rows at this rank's positions, int64 [n]; further ids are ignored.
+        own: this rank's positions in each.
+        ids: of the rows at these positions, int64 [n]; further ids are ignored.
     """
-    shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
-    sizes = [high - low for low, high in shares]
+    sizes = list(map(len, own))
     ids = ids[: sum(sizes)]
     with torch.inference_mode(False):  # the caller may train on the tensors later
         columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
         lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
     group, taken = [], 0
-    for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, shares, strict=True)):
+    for index, ((begin, stop), size) in enumerate(zip(cuts, sizes, strict=True)):
         tensors = {name: parts[index] for name, parts in columns.items()}
         for cut in lists:
             tensors.update(cut[index])
-        group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, begin + low, stop))
-        taken += high - low
+        first = int(own[index][0]) if size else begin
+        group.append(Batch(tensors, ids[taken : taken + size], size, stop - begin, first, stop))
+        taken += size
     return group
 
 
-def _filled_ids(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ids at positions; positions from `epoch_rows` on repeat the epoch's first rows."""
+def _filled_ids(ids_at: IdsAt, epoch_rows: int, lanes: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ids at positions; those from `epoch_rows` on repeat the first rows of their lane, so that no rank reads others."""
     inside = positions < epoch_rows
-    again = positions[~inside] % epoch_rows
+    beyond, lane = positions[~inside], positions[~inside] % lanes
+    lane_rows = -(-(epoch_rows - lane) // lanes)
+    again = (beyond // lanes - lane_rows) % lane_rows * lanes + lane
     ids = ids_at(epoch, positions[inside])
     return np.concatenate([ids, ids_at(epoch, np.arange(again.max() + 1))[again]]) if len(again) else ids
 

@@ -6,6 +6,7 @@ rows; they do so one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -188,16 +189,16 @@ class RowGather:
 
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         """Copy rows of many blocks in one pass: an address relative to the lowest block is the index of a row."""
-        if self._max_open_bytes is None and len(self._opened) == len(self._ends):
-            needed, regions, held = np.arange(len(self._ends)), self._regions, []
+        regions, held = self._regions, list[Block]()
+        if self._max_open_bytes is None:
+            if len(self._opened) < len(self._ends):  # at the begin, and of lanes, where others' are never opened
+                for index in _distinct(blocks).tolist():
+                    self._block(index)
+            needed = np.array(list(self._opened))
         else:
             needed, regions = _distinct(blocks), {}
-            try:
+            with contextlib.suppress(PreflightError):
                 held = [self._block(block) for block in needed.tolist()]  # until the copies are made
-            except PreflightError:
-                if self._max_open_bytes is None:
-                    raise
-                held = []
             if not held:
                 self._take_by_block(ids, blocks, tensors)
                 return

@@ -1,11 +1,12 @@
 """How are the shards of one split opened for gathering? Local shards are mapped in place; remote shards are fetched ahead.
 
-Several threads fetch remote shards into the node's cache: all shards for a global order, otherwise those of the next rows, so
-that training starts before the whole dataset is here, and the cache may be smaller than the dataset.
+Several threads fetch remote shards into the node's cache: all shards of the rank's lanes for a global order, otherwise those of
+the next rows, so that training starts before all are here, and the cache may be smaller than the dataset.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
+from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
 
@@ -71,27 +73,45 @@ def shard_rows(
     if all(storage.is_local for storage, _ in places):
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
-    budget, many_files = cache.budget_bytes, allow_open_files(len(places))
+    own, on_node = ([*range(len(places))],) * 2
+    if order.lanes > 1:
+        own = order.lane_rows.shards_of(*lanes_of(rank, world_size, order.lanes))
+        on_node = order.lane_rows.shards_of(*_node_lanes(order, rank, world_size))
+    budget, many_files = cache.budget_bytes, allow_open_files(len(own))
     if order.mode == "global":
         if not many_files:
             raise PreflightError(
-                f"shuffle.mode: global keeps {len(places):,} shards open, more files than a process may open here",
+                f"shuffle.mode: global keeps {len(own):,} shards open, more files than a process may open here",
                 next_step="raise the limit (ulimit -n), use shuffle.mode: windowed, or larger materialize.shard_bytes",
             )
         # Validation reads shard by shard through the same cache at the same time.
-        needed = sum(sizes) + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
+        share_bytes = sum(sizes[index] for index in on_node)
+        needed = share_bytes + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
         if needed > budget:
+            part = "all" if order.lanes == 1 else "this node's"
             raise PreflightError(
-                f"shuffle.mode: global needs all {sum(sizes) / 1e6:,.0f} MB of the split and some more shards on every node, "
-                f"{needed / 1e6:,.0f} MB in all; the cache in {cache.folder} may hold {budget / 1e6:,.0f} MB",
+                f"shuffle.mode: global needs {part} {share_bytes / 1e6:,.0f} MB of the split and some more shards on every "
+                f"node, {needed / 1e6:,.0f} MB in all; the cache in {cache.folder} may hold {budget / 1e6:,.0f} MB",
                 next_step="use shuffle.mode: windowed, raise PENSTOCK_CACHE_BYTES, or give PENSTOCK_CACHE_DIR a larger disk",
             )
         # Each rank begins with another shard: together the ranks of a node fetch every shard once.
-        first = rank * len(places) // world_size
-        blocks.fetch([*range(first, len(places)), *range(first)])
+        first = rank * len(own) // world_size
+        blocks.fetch([*own[first:], *own[:first]])
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     if order.mode == "windowed" or order.by_length is not None:  # a step may hold rows of a whole pool
         ahead_rows, ahead_bytes, open_bytes = order.window_rows or SHARDS_AHEAD * max(rows), budget // 4, budget // 2
+        if order.lanes > 1:
+            ahead_rows = order.lane_rows.window_rows
+            low, high = _node_lanes(order, rank, world_size)
+            shards_at_once = min(len(on_node), (high - low) * order.lane_rows.parts_at_once)
+            needed = shards_at_once * sum(sizes) // len(sizes)
+            if needed > open_bytes:
+                raise PreflightError(
+                    f"the windows of {order.lanes} lanes need about {shards_at_once:,} shards at once on a node, "
+                    f"{needed / 1e6:,.0f} MB; the cache in {cache.folder} may hold {open_bytes / 1e6:,.0f} MB of shards in use",
+                    next_step="set fewer shuffle.lanes, a smaller materialize.shard_bytes or shuffle.window_rows, or raise "
+                    "PENSTOCK_CACHE_BYTES",
+                )
     else:
         ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
@@ -99,6 +119,15 @@ def shard_rows(
         columns, rows, blocks, sizes,
         max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes, beyond_memory=beyond,
     )  # fmt: skip
+
+
+def _node_lanes(order: Order, rank: int, world_size: int) -> tuple[int, int]:
+    """Return the range of the lanes of all ranks on this node, as far as the launcher (Ray Train, torchrun) names them."""
+    local_rank, local_ranks = (int(os.environ.get(name, 0)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    first, last = rank - local_rank, rank - local_rank + local_ranks - 1
+    if not 0 <= first <= rank <= last < world_size:
+        first = last = rank
+    return lanes_of(first, world_size, order.lanes)[0], lanes_of(last, world_size, order.lanes)[1]
 
 
 class ShardBlocks:

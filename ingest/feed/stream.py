@@ -30,13 +30,12 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import Block, column_view, columns_of, contiguous
-from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments
+from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_positions
 from penstock.ingest.feed.cached import (
     CachedFeed,
     batches_at_once,
     gathered,
     make_pools,
-    own_positions,
     select_columns,
 )
 from penstock.ingest.feed.cursor import FeedCursor
@@ -201,7 +200,8 @@ class StreamFeed(FeedCursor):
             for _, ending in itertools.groupby(cuts, lambda cut: (cut[1] - 1) // self._window_rows):
                 while group := list(itertools.islice(ending, self._group_batches)):
                     rows.close_before(group[0][0] - group[0][0] % pool_rows)
-                    yield gathered(rows, self.part, group, ids_at(epoch, own_positions(self.part, group)))
+                    own = own_positions(self.part, group)
+                    yield gathered(rows, group, own, ids_at(epoch, np.concatenate(own)))
             with phase("tasks"):
                 for _ in windows:  # to the end of the stream, where its rows are counted
                     pass

@@ -50,8 +50,9 @@ _MOST_ENDS_INSIDE = 4
 
 
 def lanes_of(rank: int, world_size: int, lanes: int) -> tuple[int, int]:
-    """Return the range of the lanes that a worker serves: none for some, if there are more workers than lanes."""
-    return rank * lanes // world_size, (rank + 1) * lanes // world_size
+    """Return the range of the lanes that a worker reads from; more workers than lanes share them."""
+    end = (rank + 1) * lanes
+    return rank * lanes // world_size, end // world_size if world_size <= lanes else -(-end // world_size)
 
 
 class PartOf:
@@ -107,9 +108,9 @@ class LaneRows:
         shard = np.searchsorted(ends, self._part_begins, side="right")
         self._row_0 = (np.cumsum(sizes) - sizes)[deal][shard] + self._part_begins - (ends - sizes[deal])[shard]
         self._shard = deal[shard]
-        self.windows = 1
+        self.windows, self._mean_part_rows = 1, run_rows or self.rows / len(sizes)
         if window_rows:
-            least = self.rows / len(sizes) if not run_rows else 1  # a shard's mean rows
+            least = 1 if run_rows else self._mean_part_rows
             self.windows = max(1, int(self._lane_rows / max(least, window_rows / lanes)))
         self._parts = functools.lru_cache(maxsize=2)(self._parts_of)
         self._network = functools.lru_cache(maxsize=4)(self._network_of)
@@ -143,6 +144,16 @@ class LaneRows:
         ends = (self._begins + self._sizes)[high - 1] if high > low else 0
         parts = (self._part_begins >= self._begins[min(low, self.lanes - 1)]) & (self._part_begins < ends)
         return list(dict.fromkeys(self._shard[parts].tolist()))
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the windows of all lanes together."""
+        return -(-self.rows // self.windows)
+
+    @property
+    def parts_at_once(self) -> int:
+        """Most runs or shards of one lane that a window begins, holds and ends in, if shards are of like size."""
+        return math.ceil(self.window_rows / self.lanes / self._mean_part_rows) + 1
 
     def _window_begin(self, window: int) -> int:
         return window * self._lane_rows // self.windows

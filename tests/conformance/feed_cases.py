@@ -24,8 +24,8 @@ from penstock.ingest.manifest import DatasetManifest, ShardInfo
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.schema import ColumnInfo, FeedSchema
-from penstock.ingest.shuffle.order import Order
-from penstock.ingest.spec import LengthSpec
+from penstock.ingest.shuffle.order import Order, make_order
+from penstock.ingest.spec import LengthSpec, ShuffleSpec
 from penstock.storage import Storage
 
 ROWS = 1003
@@ -115,10 +115,8 @@ def write_dataset(
     storage: Storage, scratch: Path, num_shards: int, rows: int = ROWS, *, lists: bool = False
 ) -> DatasetManifest:
     """Put the rows into a storage as a cached dataset of `num_shards` shards of uneven sizes."""
-    bounds = np.linspace(0, 1, num_shards + 1) ** 1.5 * rows
-    edges = np.unique(np.round(bounds).astype(int)).tolist()
     shards = []
-    for number, (start, stop) in enumerate(pairwise(edges)):
+    for number, (start, stop) in enumerate(pairwise(_edges(num_shards, rows))):
         ids = np.arange(start, stop)
         local = scratch / f"{number}.arrow"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -135,6 +133,11 @@ def write_dataset(
         units=(),
         content_digest="c",
     )
+
+
+def _edges(num_shards: int, rows: int = ROWS) -> list[int]:
+    bounds = np.linspace(0, 1, num_shards + 1) ** 1.5 * rows
+    return np.unique(np.round(bounds).astype(int)).tolist()  # type: ignore[no-any-return]
 
 
 class FullFeed(Feed, Protocol):
@@ -166,7 +169,11 @@ class Opener:
 
 
 def order_of(mode: str, seed: int) -> Order:
-    """An order whose windows end inside batches."""
+    """An order whose windows end inside batches; `global8` has 8 lanes of 5 shards."""
+    if mode.endswith("8"):
+        spec = {"mode": "windowed", "window_of": mode[:-1], "window_rows": 150} if mode[:-1] != "global" else {}
+        shards = [stop - start for start, stop in pairwise(_edges(5))]
+        return make_order(ShuffleSpec.model_validate({**spec, "lanes": 8, "seed": seed}), ROWS, shards)
     return Order(mode=mode, seed=seed, rows=ROWS, window_rows=150 if mode == "windowed" else 0)  # type: ignore[arg-type]
 
 

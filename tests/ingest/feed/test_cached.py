@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.feed.batch import Batch, FeedShare, share
+from penstock.ingest.feed.batch import Batch, share
 from penstock.ingest.feed.cached import GROUP_BYTES, gathered, open_cached_feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import NodeCache
@@ -266,9 +266,9 @@ def test_long_lists_in_memory_are_gathered_in_small_groups(
 ) -> None:
     sizes = []
 
-    def counted(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: Any) -> list[Batch]:
+    def counted(rows: RowGather, cuts: Sequence[tuple[int, int]], own: Any, ids: Any) -> list[Batch]:
         sizes.append(len(cuts))
-        return gathered(rows, part, cuts, ids)
+        return gathered(rows, cuts, own, ids)
 
     monkeypatch.setattr("penstock.ingest.feed.cached.gathered", counted)
     dataset = put_dataset(lists=True)

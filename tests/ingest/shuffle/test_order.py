@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ingest.feed.batch import FeedShare
-from penstock.ingest.feed.cached import own_positions
+from penstock.ingest.feed.batch import FeedShare, own_positions
 from penstock.ingest.shuffle import order as order_module
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.shuffle.permutation import Permutation, hash_words
@@ -87,7 +86,7 @@ def test_one_rank_of_many_computes_its_own_ids(monkeypatch: pytest.MonkeyPatch, 
     shuffle = ShuffleSpec.model_validate({"mode": "windowed", "window_of": window_of})
     order = make_order(shuffle, 2_000_000, [20_000] * 100)
     part = FeedShare(batch_rows=500_000, rank=700, world_size=1000)
-    positions = own_positions(part, [(first, first + 500_000) for first in range(0, 2_000_000, 500_000)])
+    positions = np.concatenate(own_positions(part, [(first, first + 500_000) for first in range(0, 2_000_000, 500_000)]))
     computed: list[int] = []
     real = Permutation.__call__
 
