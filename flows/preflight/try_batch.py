@@ -28,6 +28,7 @@ from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
@@ -37,10 +38,12 @@ from penstock.messages import counted
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
-from penstock.training.checkpoint.start_from import StartWeights
+from penstock.training.checkpoint.start_from import START, StartWeights
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.job import TrainJob
+from penstock.training.session.folder import files_in, packed_folder
 
 __all__ = ["try_one_batch"]
 
@@ -48,6 +51,9 @@ __all__ = ["try_one_batch"]
 SAMPLE_ROWS = 512
 
 TRIED_ROWS = 2
+
+TRAINED_ROWS = 8192
+"""The sample is repeated up to this: a function's batches may be larger than the sample, and it may drop smaller ones."""
 
 SAMPLE_FILES = 8
 """Files the rows come from: a single file may hold one class only."""
@@ -59,6 +65,7 @@ def try_one_batch(
     *,
     on_cluster: bool = False,
     for_sweep: bool = False,
+    trains: bool = False,
     report: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any]:
     """Send one batch of real rows through the transforms and the framework, as training does.
@@ -67,11 +74,13 @@ def try_one_batch(
         snapshot: the source if it was read already; without it only the beginning of the first train file is read.
         on_cluster: try the batch in a Ray task with the resources of a training worker; Ray is connected.
         for_sweep: check that a validation measures `tune.metric`, as far as one batch shows.
+        trains: also train two batches in a process of their own, with a report and a checkpoint.
         report: called with each line that user code prints, and for each wait on the cluster.
 
     Returns:
         `rows`, `columns`, the fields of the framework's `TriedBatch`, `sample_rows`, `sized_by_sample` (transforms that may
-        find more categories in all rows), and `begins_with` if `train.start_from` is given.
+        find more categories in all rows), `begins_with` if `train.start_from` is given, and `trained` (the fields of
+        `Tried`) if it `trains` and the framework can be tried so.
 
     Raises:
         SpecError, DataError, TrainingError: naming the user's file and line if there is one.
@@ -82,6 +91,8 @@ def try_one_batch(
     ):
         sample = _prepare(project, snapshot, Path(folder))
         tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, for_sweep, aloud(report))
+        if trains and hasattr(project.framework, "try_rank"):
+            tried["trained"] = _try_training(project, sample.manifest, Path(folder), on_cluster, aloud(report))
     part = snapshot is not None and sample.rows < snapshot.rows
     return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
 
@@ -206,6 +217,41 @@ def _try_framework(
     columns = {c.name: c.type_text for c in schema.columns}
     begins = {"begins_with": _begins_with(start, tried)} if (start := project.start_from) is not None else {}
     return {"rows": batch.rows, "columns": columns, **tried.model_dump(exclude={"weights", "logged"}), **begins}
+
+
+def _try_training(
+    project: Project, manifest: DatasetManifest, folder: Path, on_cluster: bool, report: Callable[[str], None]
+) -> dict[str, Any]:
+    from penstock.training.frameworks.trial import ROWS, RUN, try_apart  # it loads Ray
+
+    spec, shuffle = project.spec.train, project.spec.shuffle
+    shards = manifest.shards_of("train")
+    copies = -(-TRAINED_ROWS // manifest.rows["train"])
+    splits: list[Split] = [split for split in SPLITS[1:] if getattr(project.spec.data, split) is not None]
+    whole = [*shards * copies, *(shard.model_copy(update={"split": split}) for split in splits for shard in shards)]
+    rows = {"train": copies * manifest.rows["train"], **dict.fromkeys(splits, manifest.rows["train"])}
+    run = Storage(str(folder / RUN))
+    if (start := project.start_from) is not None:
+        run.write_bytes(START, start.read())
+    job = TrainJob(
+        run_storage=run,
+        data_storage=Storage(str(folder / ROWS)),
+        manifest=manifest.model_copy(update={"shards": tuple(whole), "rows": rows}),
+        order=make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), rows["train"]),
+        spec=spec.model_copy(update={"workers": 1, "max_steps": 2, "compile": False}),
+        seed=shuffle.seed,
+        code=project.recipe,
+        attempt=1,
+        pipeline=project.spec.name,
+        callbacks=project.callbacks,
+        data_config=project.data_config,
+    )
+    if not on_cluster:
+        return try_apart(spec.framework, job).model_dump()
+    from penstock.training.on_ray.one_worker import on_one_worker
+
+    there = partial(try_apart, spec.framework, job, packed_folder(files_in(folder)))
+    return on_one_worker(spec, "the first two batches", there, report).model_dump()
 
 
 def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:

@@ -75,11 +75,18 @@ def _check_the_rest(
     for code in project.codes:
         ships |= code.shipped
     report(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
-    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, report=report)
+    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, trains=True, report=report)
+    trained = batch.get("trained")
+    if trained and not batch["checkpoint_bytes"]:
+        batch["weights_bytes"] = batch["checkpoint_bytes"] = trained["checkpoint_bytes"]
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     report(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
     if begins_with := batch.get("begins_with"):
         report(f"start      ok   {begins_with}")
+    if trained and trained["stuck"]:
+        warnings.append(f"training was not tried to the end: {trained['stuck']}")
+    elif trained:
+        report(f"training   ok   {_describe_training(trained)}")
     for warning in warnings:
         report(f"warning: {warning}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
@@ -89,13 +96,23 @@ def _check_the_rest(
 def _describe_model(batch: dict[str, Any], rows: int) -> str:
     """Describe the loss and the number of parameters, and why a run may have more."""
     if not batch["parameters"] and batch["loss"] is None:
-        return "prepared; a loop is tried only by training"
+        return "prepared"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
     described = f"{loss}, {counted(batch['parameters'], 'parameter')}"
     if not batch["sized_by_sample"]:
         return described
     sizing = " and ".join(dict.fromkeys(batch["sized_by_sample"]))
     return f"{described} by a sample of {batch['sample_rows']:,} rows; {sizing} may find more categories in all {rows:,}"
+
+
+def _describe_training(trained: dict[str, Any]) -> str:
+    """Describe the batches that were tried, the reported values and the checkpoint."""
+    batches = "2 steps" if trained["batches"] is None else counted(trained["batches"], "batch", "batches")
+    names = [name for name in trained["reported"] if not name.endswith(("_s", "train/lr")) and not name.startswith("system/")]
+    reported = f"reported {', '.join(names)}" if names else "nothing was reported"
+    size = trained["checkpoint_bytes"]
+    saved = f"a checkpoint of {size:,} bytes was saved and loaded" if size else "no checkpoint was saved by then"
+    return f"{batches}; {reported}; {saved}"
 
 
 def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:

@@ -41,6 +41,17 @@ class OnWorkers:
         """The function that each worker calls; arguments as of on_ray/worker.py's `run_rank`. None is that one."""
         return None
 
+    def try_rank(self, job: TrainJob, group: Group, client: Any) -> int | None:
+        """Train as the only rank, for `penstock check`; `job` ends after two batches.
+
+        Returns:
+            The number of batches that user code took, where it takes them itself.
+        """
+        from penstock.training.on_ray.worker import run_rank
+
+        (self.run_rank or run_rank)(job, group, client)
+        return None
+
     def train(
         self,
         job: TrainJob,

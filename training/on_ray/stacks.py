@@ -22,7 +22,9 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-__all__ = ["Asked", "Place", "Process", "answer_with_stacks", "ask_ranks", "place_in"]
+from penstock.installed import PACKAGE_DIR
+
+__all__ = ["Asked", "Place", "Process", "answer_with_stacks", "ask_ranks", "place_in", "user_line"]
 
 WRITE_S = 5.0
 """How long a process may take to write its stacks."""
@@ -153,3 +155,10 @@ def place_in(stacks: str) -> Place:
             continue
         return Place(f"{phase or 'is in user code'} ({file}:{line} in {function})", waits=phase == _PHASES[0][1])
     return Place("does not answer with its stack", waits=False)
+
+
+def user_line(stacks: str) -> str:
+    """Find the innermost line of user code in the text that `faulthandler` wrote; empty if there is none."""
+    frames = _FRAME.findall(stacks)
+    users = (frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(f"{PACKAGE_DIR}/"))
+    return next((f"{file}:{line} in {function}" for file, line, function in users), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils, set_train_fn_utils
+from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, get_train_fn_utils, set_train_fn_utils
 
 from penstock.errors import PenstockError, TrainingError
 from penstock.training.checkpoint.exactness import (
@@ -173,7 +173,7 @@ def run_session(
         own = closes.enter_context(collecting(OwnValues(group, "train")))
         arguments = (job, group, start.facts, start.checkpoint, own, sender, writer, digest, separate)
         session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all)))
-        _install(session, closes)
+        _install(session, group, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
         seed_rng(job.seed)  # equal weights on every rank, as in a recipe
         finished = _run_to_end(job, loop, session)
@@ -199,12 +199,15 @@ def _inside_a_pass(job: TrainJob, manifest: CheckpointManifest) -> str | None:
     return "was reported inside the loop over the rows, after an epoch's last batch"
 
 
-def _install(session: Session, closes: ExitStack) -> None:
+def _install(session: Session, group: Group, closes: ExitStack) -> None:
     """Make `session` the target of Ray Train's functions until `closes` ends."""
     try:
         before = get_train_fn_utils()
-    except RuntimeError:  # not a worker of Ray Train
+    except RuntimeError:  # not a worker of Ray Train: its functions work as in Ray's local mode
         before = None
+        local = LocalTrainFnUtils("penstock", world_size=group.world_size, world_rank=group.rank)
+        for name in ("get_context", "is_distributed", "barrier", "broadcast_from_rank_zero", "get_preemption_info"):
+            setattr(session, name, getattr(local, name))
     set_train_fn_utils(session)
     closes.callback(set_train_fn_utils, before)
 

@@ -67,8 +67,9 @@ def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     transforms.write_text(f"import os\n{transforms.read_text()}\n\nscale.by = os.environ.get('DRILL_PAUSE_S')\n")
     result = check_pipeline(load_spec(made.base_dir), said.append)
     said.remove("recipe: of the recipe")
+    said.remove("first batch: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
-        *("spec", "storage", "recipe", "sources", "ships", "one batch"),
+        *("spec", "storage", "recipe", "sources", "ships", "one batch", "training"),
         "warning: model.py:28, model.py:22, transforms.py:10: reads environment variables, whose values no key covers",
     ]
     ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
@@ -85,10 +86,12 @@ def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> Non
         check_pipeline(load_spec(file, ["code.files=['*.txt', 'words/**']"]), print)
 
 
-def test_check_reports_that_loop_is_not_tried(tmp_path: Path) -> None:
+def test_check_trains_two_batches_of_a_function(tmp_path: Path) -> None:
     said: list[str] = []
-    check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
-    assert "one batch  ok   2 rows, prepared; a loop is tried only by training" in said
+    result = check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
+    assert "one batch  ok   2 rows, prepared" in said
+    words = "2 batches; reported train/loss, val/accuracy, epoch; a checkpoint of 122,892 bytes was saved and loaded"
+    assert f"training   ok   {words}" in said and result["batch"]["checkpoint_bytes"] == 122_892
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
     assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 

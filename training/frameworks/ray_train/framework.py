@@ -7,13 +7,17 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
 
 import ray
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
-from penstock.ingest.schema import FeedSchema
+from penstock.ingest.schema import FeedSchema, Split
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.frameworks.ray_train.loading import LoopModel
@@ -22,10 +26,12 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
 from penstock.training.on_ray.worker import RankResult
+from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.session.attempt import run_session
 from penstock.training.session.folder import FOLDER_FILE
+from penstock.training.session.session import Session, StopAtCheckpoint
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -36,6 +42,8 @@ _UNREAD = (
     *("validate_every_steps", "last_batch", "callbacks", "start_from"),
 )
 """Fields that a user's loop does not read."""
+
+TRIED_BATCHES = 2
 
 
 class RayTrainFramework(OnWorkers):
@@ -73,8 +81,19 @@ class RayTrainFramework(OnWorkers):
         return LoopModel(True if hasattr(module, "load_model") else None, module, code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Try nothing: a loop cannot be called for one batch."""
+        """Try nothing: a loop cannot be called for one batch, and `penstock check` calls it for two."""
         return TriedBatch(loss=None, parameters=0, weights_bytes=0, checkpoint_bytes=0, predict_shape=None)
+
+    def try_rank(self, job: TrainJob, group: Group, client: Any) -> int:
+        """Call the function until it reports a checkpoint, or requests a third batch of the train split.
+
+        Each pass over a dataset ends after two batches.
+        """
+        import ray.train.torch  # noqa: F401  # as in Ray Train's workers; the function may not
+
+        feeds = _ShortFeeds()
+        run_session(replace(job, open_feeds=feeds), group, client, lambda session: _try(job, session, feeds))
+        return feeds.taken
 
 
 def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
@@ -106,6 +125,59 @@ def _call(job: TrainJob) -> None:
     given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
     with Recipe(function, job.code.target).reraise_as_user_error("train_func"):
         function(*given)
+
+
+def _try(job: TrainJob, session: Session, feeds: _ShortFeeds) -> None:
+    report = session.report
+
+    def report_once(**given: Any) -> None:
+        report(**given)
+        if given.get("checkpoint") is not None and feeds.taken != 1:
+            raise StopAtCheckpoint
+
+    session.report = report_once  # type: ignore[assignment,method-assign]
+    try:
+        _call(job)
+    except TrainingError as error:
+        # A loop that counts its batches, and calls next() for each, finds fewer than in a run.
+        if not (feeds.cut and isinstance(error.__cause__, StopIteration)):
+            raise
+    if feeds.cut:  # the checkpoint may come after more batches
+        raise StopAtCheckpoint
+
+
+class _ShortFeeds:
+    """Opens feeds whose epochs end after two batches; a third batch of the train split leaves the function.
+
+    Attributes:
+        taken: number of batches of the train split.
+        cut: an epoch ended early.
+    """
+
+    def __init__(self) -> None:
+        self.taken, self.cut = 0, False
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Any:
+        whole = open_job_feed(replace(job, open_feeds=None), split, rank, world_size, torch.device("cpu"))
+        return _ShortFeed(whole, self, split == "train")
+
+
+class _ShortFeed:
+    def __init__(self, whole: Any, feeds: _ShortFeeds, trains: bool) -> None:
+        self._whole, self._feeds, self._trains = whole, feeds, trains
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for number, batch in enumerate(self._whole.batches(epoch, start)):
+            if number == TRIED_BATCHES:
+                self._feeds.cut = True
+                return
+            if self._trains and self._feeds.taken == TRIED_BATCHES:
+                raise StopAtCheckpoint
+            self._feeds.taken += self._trains
+            yield batch
 
 
 RAY_TRAIN = RayTrainFramework()
