@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 import ray
+import torch
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
