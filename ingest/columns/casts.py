@@ -21,10 +21,14 @@ _UNSIGNED_ORDER = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
 _FLOAT_ORDER = (pa.float16(), pa.float32(), pa.float64())
 
-_SURE_DIGITS = 15
-"""A double holds every integer of so many digits."""
+_SURE_DIGITS = {53: 15, 24: 7, 11: 3}
+"""Bits of a float's integers -> digits: it holds every integer of so many."""
 
-_INTEGER = r"^\s*[+-]?[0-9]+\s*$"
+_INTEGER = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
+
+_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
+
+_EXPONENTS = {53: 1024, 24: 128, 11: 16}
 
 _UNIT_ORDER = ("s", "ms", "us", "ns")
 
@@ -197,27 +201,29 @@ def _cast_text(text: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chunke
         text = pc.utf8_trim_whitespace(text)
         # `17850.0` and `+1` are integers; by way of a double, all integers beside them would be rounded.
         made = pc.cast(pc.cast(text, pa.decimal128(38, 0)) if pa.types.is_integer(kind) else text, kind)
-    if pa.types.is_floating(kind) and is_rounded(text):
+    if pa.types.is_floating(kind) and is_rounded(text, _BITS[kind]):
         raise pa.ArrowInvalid("an integer that would be rounded")
     return made
 
 
-def is_rounded(text: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether there is an integer among the cells that a double would round. Text that is not an integer does not count."""
-    long = pc.filter(text, pc.greater(pc.binary_length(text), _SURE_DIGITS))
+def is_rounded(text: pa.ChunkedArray | pa.Array, bits: int = 53) -> bool:
+    """Whether there is an integer, such as `5` or `5.0`, among the cells that a float of so many bits would round."""
+    long = pc.filter(text, pc.greater(pc.binary_length(text), _SURE_DIGITS[bits]))
     if not len(long):
         return False
-    long = pc.filter(long, pc.invert(pc.match_substring(long, ".")))  # an expression takes ten times as long
+    # By two plain searches: an expression takes ten times as long.
+    long = pc.filter(long, pc.or_(pc.invert(pc.match_substring(long, ".")), pc.match_substring(long, ".0")))
     integers = pc.filter(long, pc.match_substring_regex(long, _INTEGER))
-    return any(not fits_double(int(value)) for value in integers.to_pylist())
+    return any(not fits_double(int(value.partition(".")[0]), bits) for value in integers.to_pylist())
 
 
-def fits_double(value: int) -> bool:
-    """Whether a double holds the integer exactly. The one rule of all readers: what it refuses is never rounded silently."""
-    try:
-        return int(float(value)) == value
-    except OverflowError:
-        return False
+def fits_double(value: int, bits: int = 53) -> bool:
+    """Whether a double, or a float of so many bits, holds the integer exactly.
+
+    The one rule of all readers: what it refuses is never rounded silently.
+    """
+    zeros = (value & -value).bit_length() - 1 if value else 0
+    return value.bit_length() - zeros <= bits and value.bit_length() <= _EXPONENTS[bits]
 
 
 def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Array) -> bool:
@@ -229,11 +235,14 @@ def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Arr
         names = {field.name for field in old} & {field.name for field in new}
         return any(_is_lossy(pc.struct_field(values, name), pc.struct_field(made, name)) for name in names)
     if pa.types.is_timestamp(old):
-        if pa.types.is_time(new) or (pa.types.is_timestamp(new) and old.tz is not None and new.tz is None):
+        if pa.types.is_time(new) or (pa.types.is_timestamp(new) and (old.tz is None) != (new.tz is None) and new.tz != "UTC"):
             return True
         return pa.types.is_date(new) and not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
     if pa.types.is_boolean(new) and _is_number(old):
         return not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
+    if pa.types.is_decimal(old) and pa.types.is_floating(new):
+        large = pc.filter(values, pc.greater_equal(pc.abs(pc.cast(made, pa.float64())), 2 ** _BITS[new]))
+        return not all(fits_double(int(value), _BITS[new]) for value in large.drop_null().to_pylist() if value % 1 == 0)
     if pa.types.is_decimal(new) and pa.types.is_floating(old):
         doubles = pc.cast(values, pa.float64())
         off = pc.abs(pc.subtract(pc.cast(made, pa.float64()), doubles))

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
@@ -72,7 +73,7 @@ class Imputer(Transform[ImputerOptions]):
         for name, fill in fills.items():
             values = rows.column(name)
             if self.options.strategy == "mean":
-                values = values.cast(pa.float64(), safe=False)
+                values = _as_doubles(name, values)
             if pa.types.is_floating(values.type):
                 values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
             try:
@@ -82,6 +83,16 @@ class Imputer(Transform[ImputerOptions]):
                     f"preprocess: imputer: {fill!r} is not a value for column {name!r} of type {values.type}",
                     next_step=f"choose another fill_value, or cast the column before (cast: {{{in_yaml(name)}: float64}})",
                 ) from error
+
+
+def _as_doubles(name: str, values: pa.Array) -> pa.Array:
+    try:
+        return cast_array(values, pa.float64())
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"preprocess: imputer: column {name!r} holds integers that a double would round, as a mean needs ({error})",
+            next_step=f"fill it with strategy: most_frequent or constant, or leave it out (drop: [{in_yaml(name)}])",
+        ) from error
 
 
 def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:

@@ -123,6 +123,17 @@ def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
             "    def predict(self, model, batch): return model(torch.cat([batch['image'], batch['label'][:, None]], dim=1))\n",
             r"(?s)predict\(\) failed: KeyError: 'label' .*model\.py:\d+.*Next: predict without 'label'",
         ),
+        (
+            "    def predict(self, model, batch): return batch['mean'][:, None] + model[0].weight.sum()\n"
+            "    def loss(self, model, batch): return self.predict(model, batch).mean()\n",
+            r"(?s)Net.predict returned one number a row; label 'label' has 10 classes.*cast: \{label: float32\}",
+        ),
+        (
+            "    def loss(self, model, batch):\n"
+            "        found = batch['mean'][:, None] + model[0].weight.sum()\n"
+            "        return torch.nn.functional.mse_loss(found, batch['mean'])\n",
+            r"(?s)Using a target size .* different to the input size .*Next: .*give both the same shape",
+        ),
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ _DAY = datetime.datetime(2020, 1, 1)
         (pa.array([1.1, 0.07, -123456.78]), pa.decimal128(12, 2), ["1.10", "0.07", "-123456.78"]),
         (pa.array([[1, 0], []]), pa.list_(pa.bool_()), [[True, False], []]),
         (pa.array([_TIME]), pa.timestamp("us", "UTC"), [_TIME.replace(tzinfo=datetime.UTC)]),
+        (pa.array([Decimal("0.1"), Decimal("1e16"), None]), pa.float64(), [0.1, 1e16, None]),
+        (pa.array(["0.100000001490116", "33554432"]), pa.float32(), [0.10000000149011612, 33554432.0]),
     ],
 )
 def test_cast_keeps_each_value(values: pa.Array, kind: pa.DataType, result: list[Any]) -> None:
@@ -47,6 +50,10 @@ def test_cast_keeps_each_value(values: pa.Array, kind: pa.DataType, result: list
         (pa.array([_DAY, _TIME]), pa.date32()),
         (pa.array([_DAY, _TIME]), pa.date64()),
         (pa.array([1.0, 1.005]), pa.decimal128(5, 2)),
+        (pa.array([Decimal(1), Decimal(9007199254740993)]), pa.float64()),
+        (pa.array([Decimal(1), Decimal(16777217)]), pa.float32()),
+        (pa.array(["1", "16777217"]), pa.float32()),
+        (pa.array(["0.1", "9007199254740993.0"]), pa.float64()),
     ],
 )
 def test_cast_that_loses_names_the_row(values: pa.Array, kind: pa.DataType) -> None:
@@ -59,3 +66,8 @@ def test_cast_that_loses_names_the_row(values: pa.Array, kind: pa.DataType) -> N
 def test_cast_of_a_moment_without_its_zone_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(pa.ArrowInvalid):
         cast_array(pa.array([_TIME], pa.timestamp("us", "Europe/Rome")), kind)
+
+
+def test_cast_of_local_time_to_another_zone_is_refused() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        cast_array(pa.array([_TIME]), pa.timestamp("us", "Europe/Rome"))

@@ -37,7 +37,8 @@ def test_cells_in_doubt_are_all_that_expressions_match(cells: list[str | None], 
     has_name = bool(pc.any(pc.match_substring_regex(trimmed, r"^[+-]?(0[0-9xX]|[0-9]{20})")).as_py())
     assert cell_types._are_numbers(values).tolist() == [bool(value and _NUMBER.search(value)) for value in values.to_pylist()]
     assert cell_types._has_name_of_digits(trimmed) == has_name
-    integers = [int(value) for value in values.to_pylist() if value and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value, re.ASCII)]
+    found = (re.fullmatch(r"\s*([+-]?[0-9]+)(\.0*)?\s*", value or "", re.ASCII) for value in values.to_pylist())
+    integers = [int(match[1]) for match in found if match]
     assert is_rounded(values) == any(int(float(value)) != value for value in integers)
 
 

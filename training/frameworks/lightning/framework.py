@@ -19,7 +19,7 @@ from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, lightning_of, make_module, quiet, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, WEIGHTS, LightningModel
 from penstock.training.frameworks.on_workers import OwnLoop, installed, refuse_unread
-from penstock.training.frameworks.torch.one_batch import without_label
+from penstock.training.frameworks.torch.one_batch import refusing_broadcasts, without_label
 from penstock.training.model import Predicts
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.recipe import Recipe
@@ -67,7 +67,8 @@ class LightningFramework(OwnLoop):
         seed_rng(seed)
         module = make_module(code, spec.params)
         columns = dict(batch.columns)
-        with Recipe(module, code.target).reraise_as_user_error("the first batch"), collecting(OwnValues(None, "train")):
+        user_code = Recipe(module, code.target).reraise_as_user_error("the first batch")
+        with refusing_broadcasts(code.target), user_code, collecting(OwnValues(None, "train")):
             value = learn_once(module, columns, spec.epochs)
         if module.automatic_optimization and not math.isfinite(value):
             raise TrainingError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -12,6 +14,7 @@ from penstock.errors import TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.messages import in_yaml
 from penstock.training.checkpoint.matching import shapes_of
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.own_values import OwnValues, collecting
@@ -21,8 +24,10 @@ from penstock.training.spec import TrainSpec
 from penstock.training.step.unsaved import changed_parts, parts_of
 from penstock.usercode.capture import UserCode
 
-__all__ = ["try_batch", "without_label"]
+__all__ = ["refusing_broadcasts", "try_batch", "without_label"]
 
+
+_BROADCASTS = r".*Using a target size .* that is different to the input size"
 
 _LOGS = re.compile(r"\b(penstock|mlflow)\b")
 
@@ -48,7 +53,8 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.has("augment") else batch.columns
     there = {name: column.to(device) for name, column in columns.items()}
     built = parts_of(model)
-    loss = recipe.loss(model, there)
+    with refusing_broadcasts(code.target):
+        loss = recipe.loss(model, there)
     value = loss.detach().item()
     if not math.isfinite(value):
         raise TrainingError(
@@ -81,6 +87,12 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     if output is not None:
         if schema.num_classes is not None:
             recipe.refuse_undeclared(output, schema.num_classes)
+            if schema.num_classes > 2 and output.shape[1:] in ((), (1,)) and not recipe.has("metrics"):
+                raise TrainingError(
+                    f"{code.target}.predict returned one number a row; label {schema.label!r} has {schema.num_classes} classes",
+                    next_step="return [rows, schema.num_classes]; if the label is a quantity, cast it: "
+                    f"preprocess: - cast: {{{in_yaml(str(schema.label))}: float32}}",
+                )
         shape = list(output.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return TriedBatch(
@@ -92,6 +104,19 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         weights=shapes_of(model.state_dict()),
         logged=None if _may_log_elsewhere(code) else charted.names,
     )
+
+
+@contextlib.contextmanager
+def refusing_broadcasts(target: str) -> Iterator[None]:
+    """Refuse a loss of [rows] against [rows, 1], of which torch warns only: each row would be compared with all labels."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", _BROADCASTS)
+        try:
+            yield
+        except TrainingError as error:
+            if not re.search(_BROADCASTS, error.message):
+                raise
+            raise TrainingError(error.message, next_step=f"{target}: give both the same shape, as by output[:, 0]") from error
 
 
 def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, label: str | None) -> torch.Tensor:

@@ -109,6 +109,11 @@ def test_concatenator_names_column_of_missing_value() -> None:
     assert "1 row has NaN or an infinity in a; first: part-0.parquet, row 102" in str(caught.value)
 
 
+def test_imputer_mean_of_rounded_integers_is_refused() -> None:
+    with pytest.raises(DataError, match="imputer: column 'n' holds integers that a double would round"):
+        transform_table(pa.table({"n": [9007199254740993, None, 3]}), [{"imputer": {"columns": ["n"]}}])
+
+
 def test_imputer_constant_fills_nulls_and_nan() -> None:
     table = pa.table({"a": [1.0, None, float("nan")], "s": ["x", None, "y"]})
     steps = [
