@@ -5,6 +5,7 @@ The text equals pyarrow's own where pyarrow can read it back; nested types, whic
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def _name_text(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
+@functools.lru_cache(maxsize=1024)  # wide tables have thousands of columns of one type
 def parse_type(text: str) -> pa.DataType:
     """Read a type: Arrow's own names (`int64`, `timestamp[s]`, `string`) and the nested forms that `type_text` writes.
 

@@ -62,7 +62,7 @@ class CsvReader(Reader):
         self._null_words = NullWords(self._form.null_words)
         self._before_rows = options.skip_rows + (not options.header)
         self._types = {name: parse_type(text) for name, text in data.types.items()}
-        self._columns = data.read_columns
+        self._columns = None if data.read_columns is None else frozenset(data.read_columns)
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""

@@ -65,7 +65,7 @@ class JsonReader(Reader):
     def __init__(self, data: DataSpec) -> None:
         self._marks = data.invalid == "quarantine"
         self._types = {name: parse_type(text) for name, text in data.types.items()}
-        self._columns = data.read_columns
+        self._columns = None if data.read_columns is None else dict.fromkeys(data.read_columns)
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
@@ -207,10 +207,12 @@ def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
     table = arrow_json.read_json(io.BytesIO(block), read_options=reading, parse_options=options)
     kinds = {field.name: field.type for field in given}
     other = [index for index, field in enumerate(table.schema) if kinds.get(field.name, field.type) != field.type]
+    if not other:
+        return table
+    columns = table.columns
     for index in other:
-        name = table.field(index).name
-        table = table.set_column(index, name, cast_array(table.column(index), kinds[name]))
-    return table
+        columns[index] = cast_array(columns[index], kinds[table.field(index).name])
+    return pa.table(columns, names=table.column_names)
 
 
 def _with_lists(kind: pa.DataType) -> pa.DataType:

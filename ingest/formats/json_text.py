@@ -26,6 +26,9 @@ __all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array"
 
 _BLOCK_BYTES = 4 << 20
 
+_BLOCK_ROWS, _WIDE_BYTES = 64, 64 << 20
+"""A block of long lines is larger, of some rows, but not without limit: each block has a cost for each column."""
+
 _HEAD_BYTES = 64 << 10
 
 _ARRAY_BYTES = 128 << 20
@@ -94,7 +97,7 @@ def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line
     Raises:
         DataError: a line is not UTF-8, or too long.
     """
-    for block in read_blocks(file.uri, stream, _BLOCK_BYTES, head):
+    for block in read_blocks(file.uri, stream, _block_bytes(len(head.lstrip(_BOM_AND_BLANK).partition(b"\n")[0])), head):
         _, problem = decode_block(block, line, offset)
         if problem:
             raise DataError(f"{file.uri}: {problem}")
@@ -103,6 +106,10 @@ def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line
             yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows, offset)
         line += num_ends
         offset += len(block)
+
+
+def _block_bytes(row_bytes: int) -> int:
+    return max(_BLOCK_BYTES, min(_BLOCK_ROWS * row_bytes, _WIDE_BYTES))
 
 
 def _array_blocks(file: SourceFile, head: bytes, stream: pa.NativeFile) -> Iterator[Block]:
@@ -125,7 +132,7 @@ def _array_blocks(file: SourceFile, head: bytes, stream: pa.NativeFile) -> Itera
         objects.append(found)
         lines.append(line)
         size += len(found)
-        if size >= _BLOCK_BYTES:
+        if size >= _block_bytes(len(found)):
             yield Block("\n".join(objects).encode(), lines, len(lines))
             objects, lines, size = [], [], 0
     if objects:

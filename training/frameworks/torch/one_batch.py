@@ -108,7 +108,11 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
 
 @contextlib.contextmanager
 def refusing_broadcasts(target: str) -> Iterator[None]:
-    """Refuse a loss of [rows] against [rows, 1], of which torch warns only: each row would be compared with all labels."""
+    """Refuse a loss of [rows] against [rows, 1], of which torch warns only: each row would be compared with all labels.
+
+    Raises:
+        TrainingError: the block's loss does so.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", _BROADCASTS)
         try:
