@@ -57,6 +57,7 @@ def pipeline(request: RunRequest) -> State[Any]:
             with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_announce_wait, reporter)):
                 held.close()
                 ctx = open_attempt(request, reporter, stopping, need_ray, held, before)
+                ctx.on_report = request.on_report
             before = ctx.before
             try:
                 end = _attempt(ctx, request)

@@ -23,7 +23,7 @@ from penstock.errors import PenstockError, PreflightError
 from penstock.messages import did_you_mean
 from penstock.stores import StoreSpec, is_local, is_s3, settings_of, store_problem
 
-__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "url_problem"]
+__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "sync_directory", "url_problem"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the OSError of a full disk."""
@@ -196,7 +196,7 @@ class Storage:
         with _beside(target) as temporary:
             _write_durably(temporary, data)
             os.replace(temporary, target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
     def write_json(self, path: str, value: Mapping[str, Any] | list[Any]) -> None:
         """Replace `path` with JSON of `value`, a line for each of its entries."""
@@ -220,7 +220,7 @@ class Storage:
             os.fsync(handle.fileno())
         if target != Path(local):
             _move(Path(local), target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
     def get_file(self, path: str, local: str | Path) -> None:
         """Download (or copy) `path` to a local file."""
@@ -366,7 +366,7 @@ def _move(finished: Path, target: Path) -> None:
         os.replace(temporary, target)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make a rename itself durable: without it a power cut may forget the new name."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:

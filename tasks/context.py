@@ -76,6 +76,7 @@ class RunContext:
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
         on_points: called with the metric points of training, in order.
+        on_report: called with every report of every rank of a function.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -94,6 +95,7 @@ class RunContext:
     before: Before | None = None
     open_feeds: FeedOpener | None = None
     on_points: Callable[[Sequence[Point]], None] = lambda _points: None
+    on_report: Callable[[dict[str, Any]], object] | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -59,8 +59,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     inputs = {each: value for each, value in ctx.keys["register"].inputs.items() if not each.startswith(DECIDES)}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ctx.project.framework.model_files]
-        for file in files:
-            checkpoint.storage.get_file(file.name, file)
+        for name in checkpoint.manifest.files:
+            if (place := Path(folder, name)) in files or {*place.parents} & {*files}:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.storage.get_file(name, place)
         trained = TrainedVersion(
             name=name,
             alias=None if decides else spec.register_.alias,

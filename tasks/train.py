@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
-from penstock.messages import did_you_mean
+from penstock.messages import describe_error, did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
@@ -26,7 +26,9 @@ from penstock.training.events import (
     Notice,
     Point,
     Printed,
+    Reported,
     Resumed,
+    Shown,
     Stalled,
     StopAsked,
     TrainProgress,
@@ -180,6 +182,23 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         for line in event.lines:
             report(f"train: rank {event.rank}: {line}")
 
+    on_report = [ctx.on_report] if ctx.on_report is not None else []
+
+    def reported(event: Reported) -> None:
+        for rank, values in enumerate(event.ranks):
+            try:
+                for call in on_report:
+                    call({"rank": rank, "step": event.step, **values})
+            except Exception as error:  # the user's code, and training goes on
+                on_report.clear()
+                ctx.warn(f"on_report failed and is not called again: {describe_error(error)}")
+
+    def show(event: Shown) -> None:
+        if event.name.endswith(".txt"):
+            ctx.tracker.log_text(event.name, event.content.decode())
+        else:
+            ctx.tracker.log_figure(event.name, event.content)
+
     newest: dict[str, float] = {}
 
     def progressed(event: TrainProgress) -> None:
@@ -196,6 +215,8 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         Notice: lambda event: report(f"train: {event.message}"),
         Stalled: lambda event: report(f"train: {event.message}"),
         Printed: printed,
+        Reported: reported,
+        Shown: show,
         Warned: lambda event: ctx.warn(f"train: {event.message}"),
         Point: lambda event: newest.update(event.values),
         TrainProgress: progressed,

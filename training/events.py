@@ -19,8 +19,10 @@ __all__ = [
     "Notice",
     "Point",
     "Printed",
+    "Reported",
     "Resumed",
     "Saving",
+    "Shown",
     "Stalled",
     "StopAsked",
     "TrainProgress",
@@ -65,6 +67,21 @@ class CheckpointCommitted(Section):
 
     name: str
     step: int
+
+
+class Reported(Section):
+    """What a function has reported on every rank, with the values that penstock adds (docs/ray-train.md)."""
+
+    step: int
+    ranks: tuple[dict[str, Any], ...]
+
+
+class Shown(Section):
+    """An image or text that a function has reported on rank 0."""
+
+    name: str
+    """Path among the files of the tracked run."""
+    content: bytes
 
 
 class Saving(Section):
@@ -154,6 +171,8 @@ Event = (
     Point
     | MachineLoad
     | TrainProgress
+    | Reported
+    | Shown
     | Saving
     | CheckpointCommitted
     | StopAsked

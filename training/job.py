@@ -131,4 +131,6 @@ class TrainOutcome(Section):
     restarts: int = 0
     """Restarts of the worker group within the attempt."""
     warnings: list[str] = Field(default_factory=list)
+    returned: list[Any] | None = None
+    """What a user's function returned on each rank; None if it returned nothing."""
     world_size: int

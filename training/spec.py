@@ -93,6 +93,8 @@ class TrainSpec(Section):
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). A name of your own is one of a split: `{holdout: test}`; `valid` and `val` are names of validation. Or
     `file.py:Name` of a `ray.train.DataConfig`."""
+    report: Annotated[dict[str, Literal["mean", "sum", "min", "max"]], OnResume.WARN] = Field(default_factory=dict)
+    """For `loop`: names whose value is made of all workers' values, as in `{accuracy: mean}`. Other names have worker 0's."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
     """What else happens while training runs: `early_stopping`, `ema`, or `file.py:Name`; with options as
     `early_stopping: {patience: 3}` (docs/callbacks.md)."""
@@ -125,6 +127,8 @@ class TrainSpec(Section):
 
     @model_validator(mode="after")
     def _datasets_are_a_loops(self) -> TrainSpec:
+        if self.report and self.framework != "ray_train":
+            raise ValueError(f"`report` is for `loop`; {self.framework} has one value for all workers: take it out")
         if self.datasets and self.framework != "ray_train":
             raise ValueError(f"`datasets` is for `loop`; {self.framework} cuts every split over the workers: take it out")
         names = split_names(self.datasets)

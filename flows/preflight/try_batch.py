@@ -43,7 +43,7 @@ from penstock.training.evaluation.metrics import make_metrics, validation_metric
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
-from penstock.training.session.folder import files_in, packed_folder
+from penstock.training.session.folder import files_in
 
 __all__ = ["try_one_batch"]
 
@@ -250,7 +250,7 @@ def _try_training(
         return try_apart(spec.framework, job).model_dump()
     from penstock.training.on_ray.one_worker import on_one_worker
 
-    there = partial(try_apart, spec.framework, job, packed_folder(files_in(folder)))
+    there = partial(try_apart, spec.framework, job, {name: path.read_bytes() for name, path in files_in(folder).items()})
     return on_one_worker(spec, "the first two batches", there, report).model_dump()
 
 

@@ -140,6 +140,8 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
         # The evaluated and registered checkpoint; before that, the newest.
         "checkpoint": trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
+        "checkpoints": _checkpoint_folders(ctx, trained),
+        "returned": trained.get("returned"),
         "model_uri": registered.get("uri"),
         "promotion": registered.get("promotion"),
         "url": ctx.tracker.url,
@@ -148,6 +150,16 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "warnings": ctx.warnings,
     }
     return {**result, "signum": ctx.stopping.signum} if status == "interrupted" else result
+
+
+def _checkpoint_folders(ctx: RunContext, trained: dict[str, Any]) -> dict[str, str | None]:
+    """Return the address of the plain folder of the last and the best checkpoint: what a function reported, else all files."""
+    inside = "/folder" if ctx.project.spec.train.loop is not None else ""
+    names = {"last": trained.get("checkpoint"), "best": trained.get("best_checkpoint")}
+    return {
+        which: f"{ctx.work_storage.uri(f'checkpoints/{name}')}{inside}" if name is not None else None
+        for which, name in names.items()
+    }
 
 
 def _newest_checkpoint(ctx: RunContext) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -21,16 +22,29 @@ class RunRequest(BaseModel):
     fresh: bool = Field(default=False, description="Start a new run instead of continuing the last one.")
     until: StageName | None = Field(default=None, description="Stop after this stage.")
     _preflight: Preflight | None = PrivateAttr(default=None)
+    _on_report: Callable[[dict[str, Any]], object] | None = PrivateAttr(default=None)
 
     @classmethod
-    def of(cls, preflight: Preflight, *, fresh: bool, until: str | None) -> Self:
+    def of(
+        cls,
+        preflight: Preflight,
+        *,
+        fresh: bool,
+        until: str | None,
+        on_report: Callable[[dict[str, Any]], object] | None = None,
+    ) -> Self:
         """Make a request from a file that this process has loaded and checked."""
         loaded = preflight.loaded
         made = cls.model_validate(
             {"file": str(loaded.file), "overrides": list(loaded.overrides), "fresh": fresh, "until": until}
         )
-        made._preflight = preflight
+        made._preflight, made._on_report = preflight, on_report
         return made
+
+    @property
+    def on_report(self) -> Callable[[dict[str, Any]], object] | None:
+        """The function that this process calls with every report; None in a deployment."""
+        return self._on_report
 
     def preflight(self) -> Preflight:
         """Return the loaded file with its checks; in a deployment, load the file now."""

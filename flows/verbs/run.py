@@ -6,9 +6,9 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.preflight.checks import Preflight
@@ -21,7 +21,7 @@ from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean
-from penstock.storage import Storage
+from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_local
 from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
@@ -30,7 +30,10 @@ from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["load_ahead", "raise_interrupted_on_stop", "run", "run_loaded"]
+if TYPE_CHECKING:
+    import ray.train
+
+__all__ = ["RunResult", "load_ahead", "raise_interrupted_on_stop", "run", "run_loaded"]
 
 _STOP_LOOKS_S = 0.3
 """A stop that completes sooner is not announced."""
@@ -43,7 +46,8 @@ def run(
     fresh: bool = False,
     until: str | None = None,
     data: Mapping[Split, Any] | None = None,
-) -> dict[str, Any]:
+    on_report: Callable[[dict[str, Any]], object] | None = None,
+) -> RunResult:
     """Run or continue a pipeline in this process and return what `penstock run --json` prints.
 
     Args:
@@ -53,6 +57,8 @@ def run(
         until: stop after this stage.
         data: rows in place of the file's: `{"train": frame}`, and optionally validation and test. Pandas DataFrames, Arrow
             tables, dicts of arrays or structured numpy arrays; kept in the storage, so that the run can continue.
+        on_report: called here with every report of every worker of `train.loop`: a dict of its values, `rank`, `step`, and
+            those of docs/ray-train.md that begin with `report/`.
 
     Raises:
         PenstockError: the error that stopped the run; its attribute `result` holds the results so far.
@@ -64,10 +70,47 @@ def run(
     loaded = load_spec(Path(file), list(overrides))
     if data is not None:
         loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
-    return run_loaded(loaded, fresh=fresh, until=until)
+    if on_report is not None and loaded.spec.train.loop is None:
+        raise SpecError(
+            "on_report=... gets the reports of a function, and the pipeline has no train.loop",
+            next_step="leave it out; a callback of train.callbacks is called while a recipe trains",
+        )
+    return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
 
 
-def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
+class RunResult(dict[str, Any]):
+    """What `penstock run --json` prints, with the checkpoints as those of Ray Train."""
+
+    @property
+    def checkpoint(self) -> ray.train.Checkpoint | None:
+        """The last checkpoint: `as_directory()` is its plain folder, fetched where the storage is remote."""
+        return self._checkpoint("last")
+
+    @property
+    def best_checkpoint(self) -> ray.train.Checkpoint | None:
+        """The best one by `train.checkpoint.best`."""
+        return self._checkpoint("best")
+
+    def _checkpoint(self, which: str) -> ray.train.Checkpoint | None:
+        uri = self["checkpoints"][which]
+        if uri is None:
+            return None
+        import ray.train  # with pandas, a second
+        from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+        if is_local(uri):
+            return ray.train.Checkpoint.from_directory(uri)
+        files, path = filesystem_of(uri)
+        return ray.train.Checkpoint(path, filesystem=PyFileSystem(FSSpecHandler(files)))
+
+
+def run_loaded(
+    loaded: LoadedSpec,
+    *,
+    fresh: bool = False,
+    until: str | None = None,
+    on_report: Callable[[dict[str, Any]], object] | None = None,
+) -> dict[str, Any]:
     """Run or continue a pipeline whose file is loaded; arguments, result and errors are those of `run`."""
     prepare_environment()
     preflight = Preflight(loaded)
@@ -92,7 +135,7 @@ def run_loaded(loaded: LoadedSpec, *, fresh: bool = False, until: str | None = N
             from penstock.flows.run.flow_runs import flow_result
             from penstock.flows.run.request import RunRequest
 
-            request = RunRequest.of(preflight, fresh=fresh, until=until)
+            request = RunRequest.of(preflight, fresh=fresh, until=until, on_report=on_report)
             ahead.join()  # circular imports, as in mlflow, break if two threads import them at once
             stopping.check()
             return flow_result(lambda: pipeline(request, return_state=True))

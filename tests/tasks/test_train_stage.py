@@ -61,6 +61,7 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
         said=said,
         stopping=SimpleNamespace(stop=stop, signum=15, graceful=False),
         need_ray=lambda: True,
+        on_report=None,
     )
 
 

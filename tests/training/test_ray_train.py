@@ -248,8 +248,9 @@ def test_logged_values_join_report_and_best_checkpoint_stays(tmp_path: Path) -> 
         }
         for number, score in enumerate(more["scores"])
     }
-    assert {event.step: dict(event.values) for event in client.events if isinstance(event, Point)} == wanted
-    assert {point.step: dict(point.values) for point in read_journal(job.run_storage, 99)} == wanted
+    for points in ([each for each in client.events if isinstance(each, Point)], read_journal(job.run_storage, 99)):
+        assert {each.step: {k: v for k, v in each.values.items() if not k.startswith("report/")} for each in points} == wanted
+        assert [each.values["report/iteration"] for each in points] == [1, 2, 3, 4, 5]
     store = job_checkpoints(job)
     assert [(each.state.step, each.manifest.metrics["score"]) for each in store.committed()] == [(5, 2), (4, 5), (2, 9)]
     best = store.best()

@@ -10,7 +10,10 @@ from penstock.errors import SpecError, TrainingError
 from penstock.training.better import mode_problem
 from penstock.training.callbacks.callback import Training
 
-__all__ = ["EarlyStopping"]
+__all__ = ["EARLY_STOPPING", "EarlyStopping"]
+
+EARLY_STOPPING = "early_stopping"
+"""Its name in `train.callbacks`."""
 
 
 class EarlyStopping:
@@ -33,7 +36,7 @@ class EarlyStopping:
             )
         if problem := mode_problem(metric, mode):
             raise SpecError(f"train.callbacks: early_stopping: {problem}", next_step="correct its mode in the pipeline file")
-        self._metric, self._patience, self._sign, self._min_delta = metric, patience, 1 if mode == "min" else -1, min_delta
+        self.metric, self._patience, self._sign, self._min_delta = metric, patience, 1 if mode == "min" else -1, min_delta
         self._best: float | None = None
         self._since = 0
 
@@ -45,7 +48,7 @@ class EarlyStopping:
         """
         if not training.validates:
             raise SpecError(
-                f"train.callbacks: early_stopping watches {self._metric!r}, and the validation split holds no rows",
+                f"train.callbacks: early_stopping watches {self.metric!r}, and the validation split holds no rows",
                 next_step="give the data a validation split: data.validation",
             )
 
@@ -55,19 +58,19 @@ class EarlyStopping:
         Raises:
             TrainingError: validation does not measure the metric.
         """
-        if self._metric not in metrics:
+        if self.metric not in metrics:
             raise TrainingError(
-                f"train.callbacks: early_stopping watches {self._metric!r}, which validation does not measure",
+                f"train.callbacks: early_stopping watches {self.metric!r}, which validation does not measure",
                 next_step=f"choose one of {sorted(metrics)}",
             )
-        value = self._sign * metrics[self._metric]
+        value = self._sign * metrics[self.metric]
         if self._best is None or value < self._best - self._min_delta or not math.isfinite(self._best):
             self._best, self._since = value, 0
             return
         self._since += 1
         if self._since >= self._patience:
             best = self._sign * self._best
-            training.stop(f"early_stopping: {self._metric} has not been better than {best:.4g} for {self._since} validations")
+            training.stop(f"early_stopping: {self.metric} has not been better than {best:.4g} for {self._since} validations")
 
     def state_dict(self) -> dict[str, Any]:
         """The best, and how long ago it was."""

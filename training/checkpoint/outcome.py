@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.job import TrainJob, TrainOutcome
@@ -24,6 +24,7 @@ def outcome_of(
     resumed_from_step: int | None = None,
     restarts: int = 0,
     warnings: Sequence[str] = (),
+    returned: Sequence[Any] = (),
 ) -> TrainOutcome:
     """Describe an attempt by its newest and its best checkpoint. Runs in the driver.
 
@@ -32,6 +33,7 @@ def outcome_of(
         resumed_from_step: of the checkpoint that the attempt began with.
         restarts: number of worker groups that died and were started again.
         warnings: of the attempt.
+        returned: what a user's function returned on each rank.
     """
     store = job_checkpoints(job)
     newest, best = next(iter(store.committed()), None), store.best()
@@ -51,5 +53,6 @@ def outcome_of(
         resumed_from_step=resumed_from_step,
         restarts=restarts,
         warnings=list(warnings),
+        returned=None if all(each is None for each in returned) else list(returned),
         world_size=job.spec.workers,
     )

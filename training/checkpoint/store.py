@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
 from penstock.messages import counted, describe_error
-from penstock.storage import Storage
+from penstock.storage import Storage, sync_directory
 from penstock.training.checkpoint.fence import Fence, Writer, WriterRecord
 from penstock.training.checkpoint.manifest import (
     MANIFEST,
@@ -43,7 +43,7 @@ from penstock.training.checkpoint.manifest import (
 )
 from penstock.training.spec import BestSpec
 
-__all__ = ["CheckpointStore", "SavedBytes", "SavedFile", "Snapshot"]
+__all__ = ["CheckpointStore", "Placed", "SavedBytes", "SavedFile", "Snapshot"]
 
 
 FOLDER = "checkpoints"
@@ -84,6 +84,15 @@ class SavedBytes:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Files that lie in the folder of a checkpoint that is not committed: see `CheckpointStore.place`."""
+
+    name: str
+    """Of the checkpoint."""
+    files: Mapping[str, StoredFile]
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """The content of a checkpoint as copies, so that training goes on meanwhile.
 
@@ -91,11 +100,13 @@ class Snapshot:
         files: name to content; `manifest.json` and `model.json` are penstock's own names.
         weights_digest: returns 32 hex characters that are equal for equal weights, such as `penstock.digest.bytes_digest` of
             their bytes. Called once, when the files are written.
+        placed: files that are in the checkpoint's folder already.
     """
 
     facts: CheckpointFacts
     files: Mapping[str, SavedFile]
     weights_digest: Callable[[], str]
+    placed: Placed | None = None
 
 
 class CheckpointStore:
@@ -130,6 +141,29 @@ class CheckpointStore:
         if self._record is not None:
             self._fence.check(self.writer)
 
+    @staticmethod
+    def new_name(step: int) -> str:
+        """Return a new name for a checkpoint of a step."""
+        return f"step-{step:010d}-{uuid.uuid4().hex[:6]}"
+
+    def place(self, name: str, files: Mapping[str, Path]) -> dict[str, StoredFile]:
+        """Copy local files into the folder of a checkpoint that is not committed, from their disk; any rank may call it.
+
+        Args:
+            name: of the checkpoint, by `new_name`.
+            files: name in the checkpoint -> local file.
+
+        Raises:
+            CheckpointError: the storage refuses (full, gone, no permission).
+        """
+        folder = self._storage.child(name)
+        with _as_checkpoint_error(folder, sum(path.stat().st_size for path in files.values())):
+            placed = {file: _copy(folder, file, path) for file, path in files.items()}
+            if folder.is_local:
+                for parent in sorted({parent for file in files for parent in Path(file).parents}, reverse=True):
+                    sync_directory(folder.local_path(parent.as_posix()))
+        return placed
+
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment its manifest is written.
 
@@ -141,13 +175,13 @@ class CheckpointStore:
             CheckpointError: the storage refuses (full, gone, no permission).
             LeaseHeldError: a later writer has taken over.
         """
-        if taken := _OWN_FILES & snapshot.files.keys():
+        placed = snapshot.placed or Placed(self.new_name(snapshot.facts.step), {})
+        if taken := _OWN_FILES & {*snapshot.files, *placed.files}:
             raise CheckpointError(
                 f"a checkpoint cannot hold a file {min(taken)!r}, which is penstock's own name",
                 next_step="give the framework's file another name",
             )
-        name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
-        folder = self._storage.child(name)
+        name, folder = placed.name, self._storage.child(placed.name)
         try:
             with _as_checkpoint_error(folder, sum(file.size_bytes for file in snapshot.files.values())):
                 files = {file: _put(folder, file, content) for file, content in snapshot.files.items()}
@@ -156,7 +190,7 @@ class CheckpointStore:
                     weights_digest=snapshot.weights_digest(),
                     created=datetime.now(UTC).isoformat(timespec="milliseconds"),
                     writer=str(self.writer),
-                    files=files,
+                    files={**placed.files, **files},
                 )
                 self.check_not_replaced()
                 before_commit()
@@ -347,6 +381,18 @@ def _put(folder: Storage, file: str, content: SavedFile) -> StoredFile:
         stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
         folder.put_file(path, file)
     return stored
+
+
+def _copy(folder: Storage, file: str, source: Path) -> StoredFile:
+    """Store a copy of a local file, not through memory; a local copy is hashed, so that the hash is of what is stored."""
+    stored = source
+    if folder.is_local:
+        stored = folder.local_path(file)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, stored)
+    facts = StoredFile(size_bytes=stored.stat().st_size, digest=file_digest(stored))
+    folder.put_file(stored, file)
+    return facts
 
 
 @contextlib.contextmanager

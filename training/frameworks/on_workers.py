@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.digest import bytes_digest
 from penstock.errors import PreflightError, SpecError
 from penstock.messages import describe_error
 from penstock.training.events import Event
@@ -98,7 +97,7 @@ def _run_own_loop(fit: str, model_files: Sequence[str], job: TrainJob, group: Gr
         group,
         client,
         partial(function, job, group),
-        digest=lambda files: bytes_digest(files[model_files[0]]),
+        digest=lambda digests: digests[model_files[0]],
         separate=model_files,
         restores_all=True,
         **options,

@@ -12,8 +12,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -35,7 +37,7 @@ from penstock.training.on_ray.stacks import user_line
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
-from penstock.training.session.folder import unpack_folder
+from penstock.training.session.reported import OWN_PREFIXES
 
 __all__ = ["ROWS", "RUN", "Tried", "try_apart"]
 
@@ -59,11 +61,11 @@ class Tried(Section):
     """Why it did not come to its end, and the line at which it was."""
 
 
-def try_apart(framework: str, job: TrainJob, sample: bytes = b"") -> Tried:
+def try_apart(framework: str, job: TrainJob, sample: Mapping[str, bytes] = MappingProxyType({})) -> Tried:
     """Train two batches in a process that ends with them, and print its lines.
 
     Args:
-        sample: a tar of the folder that holds `ROWS` and `RUN`, if this process does not see the storages of `job`.
+        sample: the files of the folder that holds `ROWS` and `RUN`, if this process does not see the storages of `job`.
 
     Raises:
         PenstockError: as in a run; an error of the user's code names its file and line.
@@ -71,7 +73,8 @@ def try_apart(framework: str, job: TrainJob, sample: bytes = b"") -> Tried:
     with tempfile.TemporaryDirectory(prefix="penstock-trial-") as name:
         folder = Path(name)
         if sample:
-            unpack_folder(sample, folder)
+            for file, content in sample.items():
+                Storage(name).write_bytes(file, content)
             job = replace(job, data_storage=Storage(str(folder / ROWS)), run_storage=Storage(str(folder / RUN)))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if job.spec.gpus == 0:
@@ -143,5 +146,6 @@ class _Client:
 
     def put(self, events: list[Event]) -> bool:
         for event in events:
-            self.names |= dict.fromkeys(event.values) if isinstance(event, Point) else {}
+            values = event.values if isinstance(event, Point) else {}
+            self.names |= dict.fromkeys(name for name in values if not name.startswith(OWN_PREFIXES))
         return False

@@ -124,6 +124,7 @@ class EventLog:
             resumed_from_step=self._resumed.step if self._resumed else None,
             restarts=self._restarts,
             warnings=self._warnings,
+            returned=result.returned if result is not None else (),
         )
 
     def error(self, raised: Exception | None) -> PenstockError:

@@ -75,6 +75,8 @@ class RankResult:
     exactness: str
     resumed_from_step: int | None
     checkpoint: str | None
+    returned: tuple[Any, ...] = ()
+    """What a user's function returned on each rank, as JSON has it."""
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> RankResult:

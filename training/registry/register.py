@@ -169,7 +169,10 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         entry.write_text(_ENTRY)
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
         placeholders = [work / file.name for file in files]
-        for placeholder in placeholders:
+        for file, placeholder in zip(files, placeholders, strict=True):
+            if file.is_dir():
+                placeholder.mkdir()
+                placeholder = placeholder / ".kept"  # MLflow keeps no empty folder
             placeholder.touch()
         rows = _plain_images(few_rows(trained.example)).to_pandas()
         answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
@@ -186,11 +189,12 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         )
         for file in files:
             target = work / "model" / "artifacts" / file.name
-            target.unlink()
-            try:
-                os.link(file, target)
-            except OSError:
-                shutil.copyfile(file, target)
+            if file.is_dir():
+                shutil.rmtree(target)
+                shutil.copytree(file, target, copy_function=_link)
+            else:
+                target.unlink()
+                _link(file, target)
         described = Model.load(str(work / "model"))
         # Python imports from the archive; and the paths that MLflow has noted are those of this temporary folder.
         described.flavors["python_function"].update(code=f"code/{ours.name}", model_code_path=_ENTRY_FILE)
@@ -198,6 +202,14 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             del kept["uri"]
         described.save(str(work / "model" / "MLmodel"))
         yield work / "model"
+
+
+def _link(file: str | Path, target: str | Path) -> None:
+    """Link a file, or copy it where its disk does not allow that."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def _archive_code(archive: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.rng import seed_rng
 from penstock.training.session.folder import folder_digest
+from penstock.training.session.reported import as_json
 from penstock.training.session.session import Session, StopAtCheckpoint, at_last_batch
 from penstock.training.state import TrainState
 
@@ -138,11 +140,11 @@ def run_session(
     job: TrainJob,
     group: Group,
     client: MailboxClient,
-    loop: Callable[[Session], None],
+    loop: Callable[[Session], Any],
     *,
     stop: bool = False,
     restart: int = 0,
-    digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
+    digest: Callable[[Mapping[str, str]], str] = folder_digest,
     separate: Collection[str] = (),
     restores_all: bool = False,
 ) -> RankResult:
@@ -176,7 +178,7 @@ def run_session(
         _install(session, group, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
         seed_rng(job.seed)  # equal weights on every rank, as in a recipe
-        finished = _run_to_end(job, loop, session)
+        finished, returned = _run_to_end(job, loop, session)
         written = writer.wait() if writer is not None else None
     name = written or start.result.checkpoint
     if finished and group.from_first(name is None):
@@ -190,6 +192,7 @@ def run_session(
         state=session.state,
         exactness=session.exactness if session.state.step > start.state.step else start.facts.exactness,
         checkpoint=name,
+        returned=tuple(json.loads(each) for each in returned),
     )
 
 
@@ -212,17 +215,18 @@ def _install(session: Session, group: Group, closes: ExitStack) -> None:
     closes.callback(set_train_fn_utils, before)
 
 
-def _run_to_end(job: TrainJob, loop: Callable[[Session], None], session: Session) -> bool:
-    """Run the loop; False if it was left for a stop."""
+def _run_to_end(job: TrainJob, loop: Callable[[Session], Any], session: Session) -> tuple[bool, list[str]]:
+    """Run the loop; return False if it was left for a stop, and what it returned on each rank, as JSON."""
     step = session.state.step
     try:
         with Recipe(loop, job.code.target).reraise_as_user_error("training"):
-            loop(session)
-        session.meet("has ended")
+            returned, why = as_json(loop(session))
+        if why:
+            print(f"what {job.code.target} returned {why}: its repr is kept")  # the driver shows it with the rank
+        return True, session.ended(returned)
     except PenstockError as error:
         if session.first_pass_is_empty and session.state.step == step:
             error.next_step = EMPTY_PASS
         raise
-    except StopAtCheckpoint:
-        return False
-    return True
+    except StopAtCheckpoint as stopped:
+        return stopped.finished, []

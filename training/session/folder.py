@@ -1,49 +1,43 @@
-"""How does a reported folder become one file of a checkpoint, with equal bytes for equal content?"""
+"""How is a reported folder kept as plain files of a checkpoint, and brought back?"""
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from penstock.digest import bytes_digest, digest_of
-from penstock.errors import CheckpointError
+from penstock.digest import digest_of
+from penstock.storage import Storage
 
-__all__ = ["FOLDER_FILE", "files_in", "folder_digest", "packed_folder", "unpack_folder"]
+__all__ = ["FOLDER", "fetch_folder", "files_in", "folder_digest", "kept_name"]
 
-FOLDER_FILE = "folder.tar"
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    """Read every file: relative path -> content."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+FOLDER = "folder"
+"""The part of a checkpoint that holds what was reported."""
 
 
-def packed_folder(files: Mapping[str, bytes]) -> bytes:
-    """Pack the files as a tar, without times and owners."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for name, content in sorted(files.items()):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return stream.getvalue()
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return every file, hidden ones too: relative path -> path."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def folder_digest(files: Mapping[str, bytes]) -> str:
-    """Hash names and contents."""
-    return digest_of({name: bytes_digest(content) for name, content in files.items()})
+def kept_name(name: str, separate: Collection[str]) -> str:
+    """Return the name in a checkpoint of a reported file; those `separate` lie beside the folder, for a registry."""
+    return name if name in separate else f"{FOLDER}/{name}"
 
 
-def unpack_folder(content: bytes, folder: Path) -> None:
-    """Write the files below `folder`.
+def folder_digest(digests: Mapping[str, str]) -> str:
+    """Hash the names and the digests of files."""
+    return digest_of(dict(digests))
 
-    Raises:
-        CheckpointError: the tar is damaged, or would write elsewhere.
+
+def fetch_folder(files: Storage, names: Iterable[str], into: Path) -> None:
+    """Write the files of these names into a local folder, as they were reported.
+
+    Args:
+        files: of a checkpoint, or of a registered model.
+        names: as of `kept_name`.
     """
-    try:
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            tar.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError) as error:
-        raise CheckpointError(f"{FOLDER_FILE} of a checkpoint cannot be unpacked: {error}") from error
+    into.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        target = into / name.removeprefix(f"{FOLDER}/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.get_file(name, target)

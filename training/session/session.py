@@ -6,38 +6,41 @@ Ray Train calls one object of the process for all of them: a `Session`.
 from __future__ import annotations
 
 import functools
+import json
 import math
-import numbers
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray.train
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
 from penstock.messages import describe_error
+from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
 from penstock.training.checkpoint.exactness import with_reason
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, StoredFile
 from penstock.training.checkpoint.outcome import job_checkpoints
-from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import Point, Saving, TrainProgress, now_ms
+from penstock.training.events import Notice, Point, Reported, Saving, Shown, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import EventSender
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import POLL_S, Group
 from penstock.training.rng import capture_rng, restore_rng
-from penstock.training.session.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
+from penstock.training.session.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
+from penstock.training.session.reported import Sorted, file_name, over_ranks, place_of_process, sort_values
 from penstock.training.session.shard import Shard
 from penstock.training.spec import split_names
 from penstock.training.state import TrainState
@@ -46,13 +49,25 @@ from penstock.usercode.capture import UserCode
 __all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch", "whole_datasets"]
 
 GENERATORS = "generators.safetensors"
-"""Holds `ranks`, each rank's random generators, uint8[ranks, n], and `batches`, the number that the loop has taken."""
+"""Holds `ranks`, each rank's random generators, uint8[ranks, n]; `batches` and `reports`, how many the loop has taken and made;
+`seconds` of training; `patience`, the state of early stopping."""
+
+MOST_FILES = 1000
+"""Images, texts and histograms of reports that an attempt sends to the tracker."""
 
 _TRAIN = "train"
 
 
 class StopAtCheckpoint(BaseException):
-    """Leaves the user's function at a stop. Not an Exception, which a loop may catch."""
+    """Leaves the user's function at a stop. Not an Exception, which a loop may catch.
+
+    Args:
+        finished: it is the end of training: early stopping.
+    """
+
+    def __init__(self, finished: bool = False) -> None:
+        super().__init__()
+        self.finished = finished
 
 
 class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no types for it
@@ -63,7 +78,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         checkpoint: training continues from it.
         own: values that user code logs between reports.
         sender, writer: send events to the driver and write checkpoints; None but on rank 0.
-        digest: of the weights in a reported folder, by its files.
+        digest: of the weights in a reported folder, by the digests of its files.
         separate: files of a reported folder that a checkpoint keeps as separate files, for a registry.
         knows_epochs: a report after the last batch ends the epoch, as in a framework's trainer. In a user's loop the epoch ends
             when the loop leaves its pass over the rows.
@@ -78,7 +93,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         own: OwnValues,
         sender: EventSender | None,
         writer: CheckpointWriter | None,
-        digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
+        digest: Callable[[Mapping[str, str]], str] = folder_digest,
         separate: Collection[str] = (),
         knows_epochs: bool = False,
     ) -> None:
@@ -107,12 +122,20 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._generators: torch.Tensor | None = None
         self._name, self._met, self._taken = group.shared_name(), 0, 0
         """Name for the counts of meetings and of taken batches, which the other ranks see."""
+        self._store = job_checkpoints(job)
+        self._reports, self._earlier_s, self._reported_s = 0, 0.0, time.monotonic()
+        self._files, self._left, self._unseen = 0, set[str](), {*job.spec.report}
+        self._early, self._early_metric = _early_stopping(job)
+        self._ends_early = False
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is not None:
             self._newest = self._unpacked(checkpoint)
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
-            self._step = int(there["batches"])
+            self._step, self._reports = int(there["batches"]), int(there["reports"])
+            self._earlier_s = float(there["seconds"])
+            if self._early is not None and len(patience := there["patience"].tolist()):
+                self._early.load_state_dict({"best": patience[0], "since": int(patience[1])})
             if checkpoint.manifest.world_size == group.world_size:
                 self._generators = there["ranks"][group.rank]
 
@@ -164,10 +187,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def _unpacked(self, checkpoint: Checkpoint) -> ray.train.Checkpoint:
         folder = Path(self._temporary.name, checkpoint.name)
-        folder.mkdir(exist_ok=True)  # all its files may be kept separate
-        unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
-        for name in set(self._separate) & checkpoint.manifest.files.keys():
-            (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
+        fetch_folder(checkpoint.storage, checkpoint.manifest.files.keys() - {GENERATORS}, folder)
         return ray.train.Checkpoint.from_directory(str(folder))
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
@@ -237,11 +257,14 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         checkpoint_upload_fn: Any = None,
         validation: Any = False,
     ) -> None:
-        """Chart rank 0's metrics; commit the ranks' folders, if any, with the place in the rows. A collective.
+        """Chart the metrics; commit the ranks' folders, if any, with the place in the rows. A collective.
+
+        A name is rank 0's value, or what `train.report` makes of all ranks' values.
 
         Raises:
-            StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
+            StopAtCheckpoint: the driver has asked for a stop or early stopping ends training, and this state is saved.
             SpecError: a pipeline does not support a given argument.
+            TrainingError: a value is too large, or the ranks do not report together.
         """
         refused = {
             "checkpoint_dir_name": checkpoint_dir_name,
@@ -251,29 +274,91 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         for name, value in refused.items():
             if value is not None:
                 raise SpecError(f"ray.train.report: {name} is not supported in a pipeline", next_step="take it out")
-        self.meet("reports")
+        own = sort_values(metrics, draw=self._sender is not None)
+        with ExitStack() as closes:
+            files = files_in(Path(closes.enter_context(checkpoint.as_directory()))) if checkpoint is not None else None
+            there = json.dumps([own.numbers, own.texts, None if files is None else [*files], self._autofilled()])
+            ranks = [json.loads(each["report"]) for each in self.meet("reports", report=there)]
+            self._report(own, files or {}, ranks)
+
+    def _report(self, own: Sorted, files: Mapping[str, Path], ranks: Sequence[tuple[Any, ...]]) -> None:
         self._before = None
         # Two reports after one batch are two steps of the charts; the count of batches does not change.
         self._reported_step = max(self._step, self._reported_step + 1)
-        values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        point = Point(now_ms(), self._reported_step, {**self._times(), **self._own.totals(), **values})
-        files = self._everyones_files(checkpoint)
+        numbers = [each[0] for each in ranks]
+        values: dict[str, float] = numbers[0]
+        for name, rule in self._job.spec.report.items():
+            if (value := over_ranks(rule, numbers, name)) is not None:
+                values = {**values, name: value}
+                self._unseen.discard(name)
+        chart = {**self._times(), **self._own.totals(), **values}
+        if not self._knows_epochs:
+            chart |= {name: value for name, value in ranks[0][3].items() if isinstance(value, float)}
+            if len(ranks) > 1:
+                chart |= {f"workers/{rank}/{name}": each[name] for rank, each in enumerate(numbers) for name in each}
         stop = self._group.from_first(self.stop_wanted)
+        if self._early is not None and self._early_metric in values and not self._ends_early:
+            self._early.validation(self, values)  # type: ignore[arg-type]  # it calls `stop` alone
         if self._sender is not None:
+            point = Point(now_ms(), self._reported_step, chart)
             self._unsealed.append(point)
             self._sender.post(point)
+            self._sender.post(Reported(step=self._reported_step, ranks=tuple({**n, **t, **auto} for n, t, _, auto in ranks)))
+            self._show(own)
             self._post_progress()
-        if files is None:
+        if all(each[2] is None for each in ranks):
             return
+        owners = {name: rank for rank, each in reversed([*enumerate(ranks)]) for name in each[2] or ()}
+        if not owners:
+            raise TrainingError(
+                "ray.train.report got a checkpoint whose folder is empty", next_step="write the state into it before the report"
+            )
         at_last = at_last_batch(self._job, self._position)
         if at_last and self._knows_epochs:
             self.state = TrainState(self._reported_step, self._epoch + 1, 0)
         else:
             self.state = TrainState(self._reported_step, self._epoch, self._position)
-        self._save(files, values)
+        self._save({name: path for name, path in files.items() if owners[name] == self._group.rank}, values)
         self._newest, self._saved_step = None, self.state.step
-        if stop and (self._knows_epochs or not at_last):  # after the last batch of a pass a user's loop cannot continue
-            raise StopAtCheckpoint
+        if self._ends_early or (stop and (self._knows_epochs or not at_last)):
+            # After the last batch of a pass a user's loop cannot continue.
+            raise StopAtCheckpoint(finished=self._ends_early)
+
+    def _autofilled(self) -> dict[str, Any]:
+        """Return what every report of this rank has besides its values: times in seconds, count, date, node, process."""
+        now_s = time.monotonic()
+        time_s, self._reported_s = now_s - self._reported_s, now_s
+        self._reports += 1
+        total_s = self._earlier_s + now_s - self._since_s
+        numbers = {"report/time_s": time_s, "report/total_s": total_s, "report/iteration": float(self._reports)}
+        return {**numbers, "report/date": datetime.now(UTC).isoformat(timespec="milliseconds"), **place_of_process()}
+
+    def _show(self, own: Sorted) -> None:
+        """Send the files of rank 0's report to the driver, and name the values that are not kept."""
+        assert self._sender is not None
+        for name in own.left.keys() - self._left:
+            self._left.add(name)
+            kinds = "a number, a text, an image (PIL, uint8) or an array of numbers"
+            self._sender.post(Warned(message=f"ray.train.report: {name!r} is not kept: {own.left[name]} is not {kinds}"))
+        for name, content in own.files.items():
+            self._files += 1
+            if self._files <= MOST_FILES:
+                self._sender.post(Shown(name=file_name(name, self._reported_step), content=content))
+            elif self._files == MOST_FILES + 1:
+                self._sender.post(Warned(message=f"ray.train.report: after {MOST_FILES:,} images and texts no more are kept"))
+
+    def stop(self, message: str) -> None:
+        """End training with the next report that has a checkpoint, maybe this one: early stopping calls it on every rank."""
+        self._ends_early = True
+        if self._sender is not None:
+            self._sender.post(Notice(message=message))
+
+    def ended(self, returned: str) -> list[str]:
+        """Wait until the function has ended on every rank; return what it returned on each, as JSON. A collective."""
+        everyones = self.meet("has ended", returned=returned)
+        if self._sender is not None and self._unseen:
+            self._sender.post(Warned(message=f"train.report: {', '.join(sorted(self._unseen))}: no rank has reported it"))
+        return [each["returned"] for each in everyones]
 
     def _wait_for_ranks(self, act: str) -> None:
         """Wait for the other ranks. One that has taken a further batch may be in a collective of its own, and never come."""
@@ -290,16 +375,21 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
 
-    def meet(self, act: str) -> None:
+    def meet(self, act: str, **facts: str) -> list[dict[str, str]]:
         """Wait until every rank reports, or every rank ends; outside of collectives, which a lone rank would upset.
+
+        Returns:
+            The facts of every rank.
 
         Raises:
             TrainingError: some report while others have ended, or go on without this report.
         """
         self._wait_for_ranks(act)
-        acts = [each["act"] for each in self._group.everyones({"act": act})]
+        everyones = self._group.everyones({"act": act, **facts})
+        acts = [each["act"] for each in everyones]
         if len(set(acts)) > 1:
             raise _not_called_by_all(dict(enumerate(acts)))
+        return everyones
 
     def _times(self) -> dict[str, float]:
         """Sum up each rank's seconds in passes and waits since the last report. A collective."""
@@ -361,33 +451,24 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             total = self._job.total_steps if self._knows_epochs else None
             self._sender.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
 
-    def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
-        """Merge the folders that the ranks report; None if there are none. Empty on all but rank 0."""
-        own: dict[str, bytes] | None = None
-        if checkpoint is not None:
-            with checkpoint.as_directory() as folder:
-                own = files_in(Path(folder))
-        if self._group.world_size == 1:
-            return own
-        everyones: list[dict[str, bytes] | None] | None = [None] * self._group.world_size if self._group.is_first else None
-        dist.gather_object(own, everyones, dst=0)
-        together: dict[str, bytes] | None = None
-        for files in everyones or []:
-            together = together if files is None else {**files, **(together or {})}
-        there = self._group.from_first(together is not None)
-        return (together or {}) if there else None
-
-    def _save(self, files: Mapping[str, bytes], values: Mapping[str, float]) -> None:
+    def _save(self, files: Mapping[str, Path], values: Mapping[str, float]) -> None:
+        """Write this rank's files into the new checkpoint, from its own disk; rank 0 commits it in the background."""
         generators = self._group.gather(capture_rng(self._group.device))
+        name = str(self._group.from_first(self._store.new_name(self.state.step)))
+
+        def place() -> dict[str, StoredFile]:
+            if self._writer is not None:
+                self._writer.wait()
+            return self._store.place(name, {kept_name(file, self._separate): path for file, path in files.items()})
+
+        own = {file: stored.model_dump() for file, stored in self._group.together(place).items()}
+        everyones = self._group.everyones({"placed": json.dumps(own)})
         if self._writer is None or self._sender is None:
-            self._group.together(lambda: None)
             generators()
             return
-        self._group.together(self._writer.wait)
-        if not files:
-            raise TrainingError(
-                "ray.train.report got a checkpoint whose folder is empty", next_step="write the state into it before the report"
-            )
+        placed = {
+            file: StoredFile.model_validate(stored) for each in everyones for file, stored in json.loads(each["placed"]).items()
+        }
         update = {
             "step": self.state.step,
             "epoch": self.state.epoch,
@@ -396,17 +477,19 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
         }
         facts = self._facts.model_copy(update=update)
-        saved = {
-            **{name: SavedBytes(content) for name, content in files.items() if name in self._separate},
-            FOLDER_FILE: SavedBytes(packed_folder({n: content for n, content in files.items() if n not in self._separate})),
-            GENERATORS: SavedBytes(
-                safetensors.torch.save({"ranks": generators().contiguous(), "batches": torch.tensor(self._step)})
-            ),
+        best = self._early.state_dict() if self._early is not None else {}
+        there = {
+            "ranks": generators().contiguous(),
+            "batches": torch.tensor(self._step),
+            "reports": torch.tensor(self._reports),
+            "seconds": torch.tensor(self._earlier_s + time.monotonic() - self._since_s, dtype=torch.float64),
+            "patience": torch.tensor([*best.values()] if best.get("best") is not None else [], dtype=torch.float64),
         }
-        digest = self._digest(files)
+        digest = self._digest({file.removeprefix(f"{FOLDER}/"): stored.digest for file, stored in placed.items()})
         points, self._unsealed = self._unsealed, []
         self._sender.post(Saving(step=self.state.step))
-        self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
+        saved = {GENERATORS: SavedBytes(safetensors.torch.save(there))}
+        self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest, Placed(name, placed)), points)
 
 
 def at_last_batch(job: TrainJob, position: int) -> bool:
@@ -426,10 +509,13 @@ def _not_called_by_all(acts: Mapping[int, str]) -> TrainingError:
     )
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)
+def _early_stopping(job: TrainJob) -> tuple[EarlyStopping | None, str]:
+    """Return the early stopping of a user's loop, whose only callback it may be, and its metric."""
+    found = next((each for each in job.callbacks if each.name == EARLY_STOPPING), None)
+    if found is None:
+        return None, ""
+    early = EarlyStopping(**found.params)
+    return early, early.metric
 
 
 def _whole(job: TrainJob) -> Collection[str]:

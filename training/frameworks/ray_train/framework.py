@@ -17,6 +17,7 @@ import torch
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema, Split
+from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.frameworks.ray_train.loading import LoopModel
@@ -29,7 +30,7 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.session.attempt import run_session
-from penstock.training.session.folder import FOLDER_FILE
+from penstock.training.session.folder import FOLDER
 from penstock.training.session.session import Session, StopAtCheckpoint
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
@@ -38,7 +39,7 @@ __all__ = ["RAY_TRAIN", "RayTrainFramework", "run_loop_rank"]
 
 _UNREAD = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
-    *("validate_every_steps", "last_batch", "callbacks", "start_from"),
+    *("validate_every_steps", "last_batch", "start_from"),
 )
 """Fields that a user's loop does not read."""
 
@@ -50,7 +51,7 @@ class RayTrainFramework(OnWorkers):
 
     libraries = ("torch", "ray")
     loader = "penstock.training.frameworks.ray_train.loading:load"
-    model_files = (FOLDER_FILE,)
+    model_files = (FOLDER,)
     a_step = "what the function does with one batch, of a size that it chooses"
     in_ray_train = True
 
@@ -69,13 +70,16 @@ class RayTrainFramework(OnWorkers):
                 "not a function",
                 next_step="a class with build_model and loss is a recipe: train.recipe",
             )
-        asked = spec.set_by_user(_UNREAD)
+        options = dict(spec.named_callbacks)
+        asked = spec.set_by_user(_UNREAD if options.keys() <= {EARLY_STOPPING} else (*_UNREAD, "callbacks"))
         if asked:
             raise SpecError(
                 f"train.loop: {code.target} has its own loop, which does not read "
                 + " and ".join(f"train.{name}" for name in asked),
+                problems=["of train.callbacks a loop takes early_stopping alone"] if "callbacks" in asked else [],
                 next_step="put it into train.params, which the function gets as its config",
             )
+        EarlyStopping(**options.get(EARLY_STOPPING, {}))  # refuses what does not fit
         module = sys.modules[function.__module__]
         return LoopModel(True if hasattr(module, "load_model") else None, module, code.target)
 
@@ -117,13 +121,13 @@ def _join_tensorflow(group: Group) -> None:
     os.environ.update({"TF_CONFIG": json.dumps(cluster), "TF_USE_LEGACY_KERAS": "1"})
 
 
-def _call(job: TrainJob) -> None:
+def _call(job: TrainJob) -> Any:
     function = job.code.load()
     if not callable(function):
         raise TrainingError(f"train.loop: {job.code.target} is not a function")
     given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
     with Recipe(function, job.code.target).reraise_as_user_error("train_func"):
-        function(*given)
+        return function(*given)
 
 
 def _try(job: TrainJob, session: Session, feeds: _ShortFeeds) -> None:

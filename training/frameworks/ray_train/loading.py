@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.errors import TrainingError
 from penstock.storage import Storage
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
-from penstock.training.session.folder import FOLDER_FILE, unpack_folder
+from penstock.training.session.folder import FOLDER, fetch_folder
 
 __all__ = ["LoopModel", "load"]
 
@@ -66,6 +66,6 @@ def load(spec: ModelSpec, files: Storage) -> LoopModel:
     if not callable(make):
         return LoopModel(None, module, spec.code.target)
     with tempfile.TemporaryDirectory(prefix="penstock-loop-") as folder:
-        unpack_folder(files.read_bytes(FOLDER_FILE), Path(folder))
+        fetch_folder(files, files.tree(FOLDER), Path(folder))
         model = make(folder, spec.code.located(spec.params))
     return LoopModel(model.eval() if isinstance(model, torch.nn.Module) else model, module, spec.code.target)

@@ -1,0 +1,183 @@
+"""What becomes of the values and files that a function reports, and of what it returns?"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import PIL.Image
+import pytest
+from ray.train.v2.api.context import LocalTrainContext
+
+from penstock.errors import SpecError, TrainingError
+from penstock.storage import Storage
+from penstock.training.checkpoint import store as store_module
+from penstock.training.checkpoint.manifest import StoredFile
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Event, Notice, Point, Reported, Shown, Warned
+from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
+from penstock.training.job import CallbackCode, TrainJob
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.session.reported import file_name
+from penstock.training.session.session import Session
+from penstock.training.spec import TrainSpec
+from tests.training.digits import ListClient
+from tests.training.ranks import run_ranks
+from tests.training.test_ray_train import loop_job, newest, run_alone, without_ray
+
+__all__ = ["without_ray"]
+
+FILE = "reporting_loops.py"
+
+
+def of_two(group: Group, job: TrainJob) -> tuple[RankResult, list[Event]]:
+    context = mock.Mock(wraps=LocalTrainContext(experiment_name="loop"))
+    context.get_world_rank.return_value = group.rank
+    client = ListClient()
+    with mock.patch.object(Session, "get_context", lambda self: context):
+        return run_loop_rank(job, group, client), client.events
+
+
+def test_values_and_files_of_all_ranks_are_kept(tmp_path: Path) -> None:
+    job = loop_job(tmp_path, "by_rank", file=FILE, report={"accuracy": "mean", "loss": "max", "only_one": "sum", "typo": "sum"})
+    (result, events), (other, _) = run_ranks(of_two, 2, job)
+    point = next(event for event in events if isinstance(event, Point))
+    assert (point.values["accuracy"], point.values["loss"], point.values["only_one"]) == (0.625, 2.0, 7.0)
+    assert [point.values[f"workers/{rank}/accuracy"] for rank in (0, 1)] == [0.5, 0.75]
+    assert "train.report: typo: no rank has reported it" in [each.message for each in events if isinstance(each, Warned)]
+    checkpoint = newest(tmp_path)
+    assert checkpoint.manifest.metrics == {"accuracy": 0.625, "loss": 2.0, "only_one": 7.0}
+    files = ["part-0/of/1.bin", "part-1/of/1.bin", "shared.txt"]
+    assert sorted(checkpoint.manifest.files) == [*(f"folder/{name}" for name in files), "generators.safetensors"]
+    assert job_checkpoints(job).problem(checkpoint.name) is None
+    wanted = [{"rank": rank, "files": files, "shared": "of rank 0", "mean": 0.5} for rank in (0, 1)]
+    assert [*result.returned] == [*other.returned] == wanted
+    reports = [event for event in events if isinstance(event, Reported)]
+    assert [(each.ranks[1]["accuracy"], each.ranks[1]["report/iteration"]) for each in reports] == [(0.75, 1.0), (0.75, 2.0)]
+    pids = {each["report/pid"] for each in reports[0].ranks}
+    assert len(pids) == 2 and all({"report/node", "report/date"} <= each.keys() for each in reports[0].ranks)
+    assert 0 < reports[1].ranks[0]["report/time_s"] < reports[1].ranks[0]["report/total_s"]
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_images_texts_and_arrays_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ListClient()
+    result = run_alone(loop_job(tmp_path, "shows", file=FILE), client)
+    files = {event.name: event.content for event in client.events if isinstance(event, Shown)}
+    names = ["image", "pixels", "weights/first", "words"]
+    assert [*files] == [f"reports/{name}/0000000001.{'txt' if name == 'words' else 'png'}" for name in names]
+    images = [PIL.Image.open(io.BytesIO(content)).size for name, content in files.items() if name.endswith("png")]
+    assert images == [(8, 8), (8, 8), (400, 300)] and b"three words" in files.values()
+    (warning,) = [event.message for event in client.events if isinstance(event, Warned)]
+    assert warning.startswith("ray.train.report: 'odd' is not kept: list is not a number")
+    assert newest(tmp_path).manifest.metrics == {"loss": 1.0}
+    assert result.returned == ("Identity()",)
+    assert "returned is a Identity, which is not JSON: its repr is kept" in capsys.readouterr().out
+    assert file_name("../a b/ü?.png", 3) == "reports/a b/ü_/0000000003.png"
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [("too_large", r"'essay' takes 1,500,000 bytes; at most 1,048,576"), ("own_names", "'report/date' begins with report/")],
+)
+def test_too_large_or_reserved_value_is_refused(tmp_path: Path, function: str, problem: str) -> None:
+    with pytest.raises(TrainingError, match=problem):
+        run_alone(loop_job(tmp_path, function, file=FILE))
+
+
+def stops_early(folder: Path, attempt: int = 1, patience: int = 3, **more: Any) -> TrainJob:
+    options = {"metric": "loss", "patience": patience}
+    job = loop_job(folder, "no_better", file=FILE, attempt=attempt, callbacks=[{"early_stopping": options}], most=8, **more)
+    RAY_TRAIN.check(job.code, job.spec)
+    return replace(job, callbacks=(CallbackCode("early_stopping", options),))
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_early_stopping_ends_loop_also_after_resume(tmp_path: Path) -> None:
+    client = ListClient()
+    ended = run_alone(stops_early(tmp_path / "whole"), client)
+    assert (ended.status, ended.state.step) == ("finished", 6)
+    message = "early_stopping: loss has not been better than 1 for 3 validations"
+    assert [event.message for event in client.events if isinstance(event, Notice)] == [message]
+    with pytest.raises(TrainingError, match="killed"):
+        run_alone(stops_early(tmp_path / "parts", dies_after=4))
+    parts = run_alone(stops_early(tmp_path / "parts", attempt=2))
+    assert (parts.status, parts.resumed_from_step, parts.state.step) == ("finished", 5, 6)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_other_callbacks_of_loop_are_refused(tmp_path: Path) -> None:
+    job = loop_job(tmp_path, "no_better", file=FILE, callbacks=["ema"])
+    with pytest.raises(SpecError, match=r"does not read train\.callbacks") as refused:
+        RAY_TRAIN.check(job.code, job.spec)
+    assert "early_stopping alone" in str(refused.value)
+    with pytest.raises(SpecError, match="mode: min keeps the lowest"):
+        wrong = loop_job(tmp_path, "no_better", file=FILE, callbacks=[{"early_stopping": {"metric": "accuracy"}}])
+        RAY_TRAIN.check(wrong.code, wrong.spec)
+    with pytest.raises(ValueError, match="has one value for all workers"):
+        TrainSpec(recipe="a.py:B", report={"loss": "mean"})
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_large_folder_does_not_pass_through_memory(tmp_path: Path) -> None:
+    run_alone(loop_job(tmp_path / "warm", "big", file=FILE, megabytes=5))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run_alone(loop_job(tmp_path, "big", file=FILE, megabytes=200))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kB"
+    assert newest(tmp_path).manifest.size_bytes > 200 << 20
+
+
+def test_parts_without_manifest_are_no_checkpoint(tmp_path: Path) -> None:
+    store, part = CheckpointStore(Storage(str(tmp_path / "run"))), tmp_path / "part"
+    part.write_bytes(b"half")
+    store.place(store.new_name(7), {"folder/deep/part": part})
+    assert store.newest_valid() == (None, []) and len(store._storage.list()) == 1
+    store.clean(None)
+    assert store._storage.list() == []
+
+
+def held_in_second_checkpoint(folder: Path) -> None:
+    """Report two checkpoints; the second stops after its first part, once the file `held` is there."""
+    real = store_module._copy
+    parts: list[str] = []
+
+    def copy(place: Storage, file: str, source: Path) -> StoredFile:
+        stored = real(place, file, source)
+        parts.append(file)
+        while len(parts) == 3:
+            (folder / "held").touch()
+            time.sleep(0.01)
+        return stored
+
+    context = LocalTrainContext(experiment_name="loop")
+    with mock.patch.object(store_module, "_copy", copy), mock.patch.object(Session, "get_context", lambda self: context):
+        run_alone(loop_job(folder, "two_parts", file=FILE))
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("without_ray")
+def test_kill_between_parts_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("forkserver").Process(target=held_in_second_checkpoint, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "held").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    store = CheckpointStore(Storage(str(tmp_path / "run")))
+    found, warnings = store.newest_valid()
+    assert found is not None and (found.state.step, warnings, len(store._storage.list())) == (1, [], 2)
+    again = run_alone(loop_job(tmp_path, "two_parts", file=FILE, attempt=2))
+    assert (again.resumed_from_step, again.status) == (1, "finished") and len(store._storage.list()) == len(store.committed())
