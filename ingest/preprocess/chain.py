@@ -157,9 +157,9 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
     if holds_images(kind):
         decode_images(rows, name, data.images, is_mask=is_label)
         return
-    if is_label and isinstance(kind, RaggedType | ImageType):
+    if is_label and (isinstance(kind, ImageType) or (isinstance(kind, RaggedType) and kind.batch == "packed")):
         raise DataError(
-            f"the label {name!r} holds lists or images; a label is one value a row",
+            f"the label {name!r} holds images, or lists that a batch joins; lists as a label are padded",
             next_step="leave data.label out, and let the recipe's loss read the column",
         )
     rows.fix_shape(name, is_label=is_label)

@@ -127,8 +127,8 @@ def _thresholds(classes: int) -> int | None:
 
 
 def label_kind(schema: FeedSchema) -> LabelKind:
-    """Classify the label: a class index, a flag for each of several labels, one or several numbers, or none."""
-    if schema.label is None:
+    """Classify the label: a class index, a flag for each of several labels, one or several numbers, or none (also: lists)."""
+    if schema.label is None or schema[schema.label].ragged:
         return "none"
     if schema[schema.label].shape and "float" not in schema[schema.label].dtype:
         return "multilabel"

@@ -232,13 +232,18 @@ def answer_table(output: Tensor, schema: FeedSchema, predicts: ClassScores) -> p
 
     Returns:
         For classes `prediction` (string, the class's name, or int64, its index if classes have no names), `probability` of
-        that class and `probabilities` (lists, as all of double); else `prediction`: a number, or without a label lists of the
-        result's shape.
+        that class and `probabilities` (lists, as all of double); else `prediction`: a number, or without a label (or with one
+        of lists) lists of the result's shape. Of a result [rows, n, numbers] those of `n` that are all NaN are left out.
     """
     kind = label_kind(schema)
     if kind != "classification":
         values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
-        return pa.table({"prediction": _nested((values.float() if values.is_floating_point() else values).numpy())})
+        numbers = (values.float() if values.is_floating_point() else values).numpy()
+        there = ~np.isnan(numbers).all(axis=2) if numbers.ndim == 3 else np.ones(0, np.bool_)
+        if there.all():
+            return pa.table({"prediction": _nested(numbers)})
+        offsets = np.cumsum([0, *there.sum(axis=1)], dtype=np.int32)
+        return pa.table({"prediction": pa.ListArray.from_arrays(pa.array(offsets), _nested(numbers[there]))})
     probabilities = prepare_predictions(output, schema, predicts)
     chosen = pa.array(probabilities.argmax(dim=1).numpy())
     return pa.table(

@@ -24,7 +24,7 @@ __all__ = ["Ragged", "RaggedOptions"]
 
 
 class RaggedOptions(Section):
-    """Lists of numbers, of a length of its own in each row."""
+    """Lists of numbers, of a length of its own in each row. Lists of boxes, of as many numbers each, are joined to one."""
 
     columns: Names
     """Names."""
@@ -52,13 +52,22 @@ class Ragged(Transform[RaggedOptions]):
             rows.reject_missing(name)
 
 
+def _joined(array: pa.Array) -> pa.Array:
+    """Join the entries of each row if they are lists of one length."""
+    if not (is_list(array.type) and pa.types.is_fixed_size_list(array.type.value_type)):
+        return array
+    width, lengths = array.type.value_type.list_size, pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64) * width])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), array.flatten().flatten(), mask=array.is_null())
+
+
 def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Array:
     """Turn column `name`, lists of numbers, into `RaggedType`. Null rows and entries stay.
 
     Raises:
         DataError: the column does not hold lists of numbers, or `dtype` or `pad_value` does not fit them.
     """
-    plain = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    plain = _joined(array.storage if isinstance(array.type, pa.BaseExtensionType) else array)
     kind = plain.type
     entry = kind.value_type if is_list(kind) else kind
     deep = isinstance(array.type, pa.FixedShapeTensorType) and len(array.type.shape) > 1

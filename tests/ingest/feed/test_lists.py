@@ -310,8 +310,14 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
     with pytest.raises(DataError, match=r"lists of unequal length") as caught:
         prepare([[1.0], [2.0, 3.0]], lists, {"drop": ["y"]})
     assert "ragged: {columns: [x]}" in caught.value.next_step
-    with pytest.raises(DataError, match="the label 'x' holds lists or images"):
-        prepare([[1.0]], lists, step, label="x")
+    packed = {"ragged": {"columns": ["x"], "batch": "packed"}}
+    with pytest.raises(DataError, match="the label 'x' holds images, or lists that a batch joins; lists as a label are padded"):
+        prepare([[1.0]], lists, packed, label="x")
+    boxes = pa.list_(pa.list_(pa.float32(), 2))
+    joined = prepare([[[1, 2], [3, 4]], [], [[5, 6]]], boxes, step, label="x")
+    assert joined["x"].to_pylist() == [[1, 2, 3, 4], [], [5, 6]]
+    with pytest.raises(DataError, match="1 row has a null in x"):
+        prepare([[[1, 2]], None], boxes, step)
     for options, words in (
         ({"pad_value": 0.5}, "pad_value 0.5 is not a value for column 'x' of int64"),
         ({"dtype": "uint8", "pad_value": -1}, "pad_value -1 is not a value for column 'x' of uint8"),

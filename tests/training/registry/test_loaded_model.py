@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from penstock.errors import CheckpointError, DataError
+from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -17,7 +19,7 @@ from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.registry.given_rows import refuse_absent
-from penstock.training.registry.loaded_model import MODEL_FILE, SHOWN_PROBLEMS, LoadedModel
+from penstock.training.registry.loaded_model import MODEL_FILE, SHOWN_PROBLEMS, LoadedModel, answer_table
 from penstock.training.spec import TrainSpec
 from tests.ingest.preparing import Source
 from tests.training.predict.test_score import made_model, people
@@ -118,3 +120,14 @@ def test_predict_unseen_categories_equals_evaluate(tmp_path: Path, source: Calla
     assert answer["prediction"].tolist() == [classes[int(index)] for index in seen["predicted"]]
     of_truth = np.array(answer["probabilities"].tolist(), np.float32)[np.arange(len(answer)), seen["target"].astype(np.int64)]
     assert np.array_equal(-np.log(np.maximum(of_truth, 1e-12)), seen["loss"])
+
+
+def test_places_that_are_all_nan_are_left_out_of_an_answer() -> None:
+    boxes = torch.arange(12.0).reshape(2, 3, 2)
+    boxes[0, 1] = boxes[1] = torch.nan
+    boxes[0, 0, 1] = torch.nan
+    schema = FeedSchema(columns=(ColumnInfo(name="boxes", dtype="float32", ragged="padded"),), label="boxes")
+    given = answer_table(boxes, schema, "logits")["prediction"].to_pylist()
+    assert repr(given) == "[[[0.0, nan], [4.0, 5.0]], []]"
+    whole = answer_table(torch.ones(2, 3, 2), schema, "logits")["prediction"].to_pylist()
+    assert whole == [[[1.0, 1.0]] * 3] * 2

@@ -38,7 +38,7 @@ class FeatureTable:
             )
         if schema.label is None or not schema.features:
             raise SpecError("trees learn a label from features; the data has none", next_step="set data.label")
-        if schema[schema.label].shape:
+        if schema[schema.label].shape or schema[schema.label].ragged:
             raise SpecError(
                 f"trees learn one label; a row of {schema.label!r} holds {schema[schema.label].type_text}",
                 next_step="name a column of one class or one number in data.label",
