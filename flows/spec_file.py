@@ -19,13 +19,24 @@ from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.messages import did_you_mean
 from penstock.redact import holds_secret
+from penstock.storage import Storage
 from penstock.stores import is_local, use_stores
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 
 if TYPE_CHECKING:
     from penstock.tasks.project import Project
 
-__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "refuse_secrets", "schema_json", "with_values"]
+__all__ = [
+    "GIVEN",
+    "LoadedSpec",
+    "as_override",
+    "load_spec",
+    "option_values",
+    "refuse_secrets",
+    "schema_json",
+    "spec_path",
+    "with_values",
+]
 
 Path_ = tuple[str | int, ...]
 
@@ -52,7 +63,7 @@ class LoadedSpec:
     @property
     def base_dir(self) -> Path:
         """The folder of the pipeline file: relative paths in it start here."""
-        return self.file.parent
+        return _base_of(self.file)
 
     @cached_property
     def project(self) -> Project:
@@ -67,16 +78,29 @@ class LoadedSpec:
         return self.base_dir / STATE_FOLDER
 
 
-def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
-    """Read, override, validate and cross-check a pipeline file.
+GIVEN = f"{STATE_FOLDER}/given"
+"""The folder beside a project's pipeline file where specs and code are that a program gave."""
 
-    Args:
-        file: path of the YAML file.
-        overrides: texts `a.b=value`; the value is read as YAML; numbers index lists.
 
-    Raises:
-        SpecError: with every problem found, each as `file:line: path: message`.
-    """
+def _base_of(file: Path) -> Path:
+    return file.parents[2] if file.parent.as_posix().endswith(f"/{GIVEN}") else file.parent
+
+
+def _written(spec: Mapping[str, Any]) -> Path:
+    """Write a program's spec as a pipeline file of the working directory."""
+    from penstock.flows.given_code import GivenCode  # for programs, not for commands
+
+    name = str(spec.get("name", "pipeline"))
+    if not re.fullmatch(r"[\w-]+", name):
+        raise SpecError(f"name: {name!r} is not a name", next_step="use letters, digits, _ and -")
+    values = GivenCode(Path.cwd(), f"{GIVEN}/{name}").plain(spec)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    Storage(str(Path.cwd())).write_bytes(f"{GIVEN}/{name}.yaml", text.encode())
+    return Path.cwd() / GIVEN / f"{name}.yaml"
+
+
+def spec_path(file: str | Path) -> Path:
+    """Return the absolute path of a pipeline file, given by its path or its folder's. Raises SpecError if there is none."""
     path = Path(file).expanduser()
     if path.is_dir():
         path = path / "pipeline.yaml"
@@ -87,7 +111,21 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
             + (f"; {path.parent.resolve()} has {', '.join(there[:_NAMED_FILES])}" if there else ""),
             next_step="name an existing one, or make a project: penstock init DIR",
         )
-    path = path.resolve()
+    return path.resolve()
+
+
+def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedSpec:
+    """Read, override, validate and cross-check a pipeline file.
+
+    Args:
+        file: path of the YAML file, or what it would hold, where code may be functions and classes: these are written to
+            `.penstock/given` of the working directory.
+        overrides: texts `a.b=value`; the value is read as YAML; numbers index lists.
+
+    Raises:
+        SpecError: with every problem found, each as `file:line: path: message`.
+    """
+    path = _written(file) if isinstance(file, Mapping) else spec_path(file)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -111,9 +149,11 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         raise SpecError(
             f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
             problems=shown,
-            next_step=f"{'correct the --set options, or ' if overrides else ''}edit {path.name}, then: penstock check {file}",
+            next_step="correct the spec that the program gives"
+            if isinstance(file, Mapping)
+            else f"{'correct the --set options, or ' if overrides else ''}edit {path.name}, then: penstock check {file}",
         )
-    spec = spec.model_copy(update={"storage": _absolute(spec.storage, path.parent)})
+    spec = spec.model_copy(update={"storage": _absolute(spec.storage, _base_of(path))})
     use_stores(spec.stores)  # from here on locations use these settings
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)

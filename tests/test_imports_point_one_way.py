@@ -82,7 +82,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("tasks/stages.py", "tasks/prefect_away.py", "tasks/spec.py", "tasks/project.py", "tasks/context.py"),
         *("tasks/records", "tasks/model"),
     ),
-    "flows/spec_file.py": (),
+    "flows/given_code.py": (),
+    "flows/spec_file.py": ("flows/given_code.py",),
     "flows/servers": (),
     "flows/history": (),
     "flows/preflight": ("flows/spec_file.py", "flows/servers"),
@@ -92,7 +93,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/options.py": (),
     "flows/verbs": (
         *("flows/history", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/preflight"),
-        *("flows/answer.py", "flows/options.py"),
+        *("flows/answer.py", "flows/options.py", "flows/given_code.py"),
     ),
     "flows/tune": (
         *("flows/spec_file.py", "flows/servers", "flows/preflight", "flows/run", "flows/pipeline.py", "flows/verbs"),

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Interrupted, PenstockError, SpecError
+from penstock.flows.given_code import GivenCode
 from penstock.flows.preflight.checks import Preflight
 from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment, ray_ahead
-from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
+from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, spec_path
 from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -40,23 +41,26 @@ _STOP_LOOKS_S = 0.3
 
 
 def run(
-    file: Path | str,
+    spec: Path | str | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
+    train_func: Callable[..., Any] | None = None,
+    data: Mapping[Split, Any] | None = None,
     fresh: bool = False,
     until: str | None = None,
-    data: Mapping[Split, Any] | None = None,
     on_report: Callable[[dict[str, Any]], object] | None = None,
 ) -> RunResult:
     """Run or continue a pipeline in this process and return what `penstock run --json` prints.
 
     Args:
-        file: the pipeline file, or its folder.
+        spec: the pipeline file, or its folder; or a dict of what it would hold, with functions and classes in place of
+            `file.py:name`, and paths relative to the working directory (docs/python.md).
         overrides: changes of single values, such as `train.epochs=3`.
+        train_func: the function to train by, as `train.loop`: of a script, a notebook's cell or a closure, too.
+        data: rows in place of the file's: `{"train": frame}`, and optionally validation and test. What a frame may be is in
+            docs/python.md; the rows are kept in the storage, so that the run can continue.
         fresh: start a new run instead of continuing the last one.
         until: stop after this stage.
-        data: rows in place of the file's: `{"train": frame}`, and optionally validation and test. Pandas DataFrames, Arrow
-            tables, dicts of arrays or structured numpy arrays; kept in the storage, so that the run can continue.
         on_report: called here with every report of every worker of `train.loop`: a dict of its values, `rank`, `step`, and
             those of docs/ray-train.md that begin with `report/`.
 
@@ -67,15 +71,40 @@ def run(
         raise SpecError(
             f"until={until!r} is not a stage{did_you_mean(until, STAGES)}", next_step=f"use one of {', '.join(STAGES)}"
         )
-    loaded = load_spec(Path(file), list(overrides))
-    if data is not None:
-        loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
+    loaded = load_given(spec, overrides, train_func, data)
     if on_report is not None and loaded.spec.train.loop is None:
         raise SpecError(
             "on_report=... gets the reports of a function, and the pipeline has no train.loop",
             next_step="leave it out; a callback of train.callbacks is called while a recipe trains",
         )
     return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
+
+
+def load_given(
+    spec: Path | str | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    train_func: Callable[..., Any] | None = None,
+    data: Mapping[Split, Any] | None = None,
+) -> LoadedSpec:
+    """Load a spec with the function and the rows that a program gives; arguments as of `run`."""
+    changes = [*overrides]
+    if isinstance(spec, Mapping):
+        spec = spec if train_func is None else {**spec, "train": {**spec.get("train", {}), "loop": train_func}}
+    elif train_func is not None:
+        file = spec_path(spec)
+        code = GivenCode(file.parent, f"{GIVEN}/{file.stem}")
+        changes.append(as_override("train.loop", code.target(train_func, is_loop=True)))
+    if data is None:
+        return load_spec(spec, changes)
+    if {"train"} - data.keys() or data.keys() - {*SPLITS}:
+        raise SpecError(
+            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation and test",
+            next_step='call run(file, data={"train": rows})',
+        )
+    loaded = load_spec(spec, [*changes, *_rows_at(dict.fromkeys(data, "given"))])
+    storage = Storage(loaded.spec.storage)
+    kept = {split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()}
+    return load_spec(loaded.file, [*changes, *_rows_at(kept)])
 
 
 class RunResult(dict[str, Any]):
@@ -141,17 +170,9 @@ def run_loaded(
             return flow_result(lambda: pipeline(request, return_state=True))
 
 
-def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
-    """Keep a program's rows in the storage; return the settings that read them from there."""
-    unknown = sorted(map(str, data.keys() - {*SPLITS}))
-    if unknown or "train" not in data:
-        raise SpecError(
-            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation and test",
-            next_step='call run(file, data={"train": rows})',
-        )
-    storage = Storage(loaded.spec.storage)
-    kept = {split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()}
-    return [as_override("data.format", "arrow"), *(as_override(f"data.{split}", uri) for split, uri in kept.items())]
+def _rows_at(places: Mapping[Split, str]) -> list[str]:
+    """Return the settings that read rows which `keep_object` has kept."""
+    return [as_override("data.format", "arrow"), *(as_override(f"data.{split}", uri) for split, uri in places.items())]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,253 @@
+"""Which file does code become that a program holds as an object?"""
+
+from __future__ import annotations
+
+import linecache
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import SpecError
+from penstock.flows.given_code import GivenCode
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.run import load_given
+from penstock.usercode.capture import UserCode, capture
+
+FIRST = """\
+import json
+import logging
+import math as maths
+from dataclasses import dataclass, field
+from functools import wraps
+from os.path import join as joined
+
+log = logging.getLogger("mine")
+RATE = 0.5
+NAMES = {"b", "a"}
+unread = open("/dev/null")
+
+
+def twice(function):
+    @wraps(function)
+    def called(config):
+        return function(config), function(config)
+
+    return called
+
+
+@dataclass
+class Settings:
+    rate: float = RATE
+    names: list[str] = field(default_factory=lambda: sorted(NAMES))
+"""
+
+SECOND = """\
+half = lambda x: x / 2
+
+
+class Base:
+    def other(self):
+        return Derived
+
+
+class Derived(Base):
+    def value(self) -> unread:
+        return half(Settings().rate)
+
+
+@twice
+def train(config: unread, *, root="a"):
+    # as it is written
+    log.info("begins")
+    return [joined(root, each) for each in Settings().names], Base().other()().value(), maths.pi, json.dumps(config)
+"""
+
+
+class Notebook:
+    """Runs cells as a notebook does: the module is `__main__`, and each cell's source is known by a name of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.module = types.ModuleType("__main__")
+        patch.setitem(sys.modules, "__main__", self.module)
+        self.number = 0
+
+    def run(self, cell: str) -> Any:
+        self.number += 1
+        name = f"/nowhere/ipykernel_1/{self.number}.py"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+        exec(compile(cell, name, "exec"), vars(self.module))
+        return self.module
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    yield Notebook(monkeypatch)
+    for name in [each for each in linecache.cache if each.startswith("/nowhere/")]:
+        del linecache.cache[name]
+
+
+def captured(function: Any, folder: Path) -> UserCode:
+    return capture(GivenCode(folder, "given").target(function), folder)
+
+
+def test_function_of_cells_travels_with_all_it_reaches(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(FIRST)
+    train = notebook.run(SECOND).train
+    code = captured(train, tmp_path)
+    assert code.load()({"a": 1}) == train({"a": 1})
+    assert code.target == "given/train.py:train"
+    text = (tmp_path / "given" / "train.py").read_text()
+    assert "# as it is written" in text and "unread =" not in text
+
+
+def test_key_changes_with_what_is_reached_only(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(FIRST)
+    first = captured(notebook.run(SECOND).train, tmp_path)
+    notebook.run("other = 3\n\ndef unrelated(): return other\n")
+    assert captured(notebook.run(SECOND.replace("as it is", "as it was")).train, tmp_path).digest == first.digest
+    notebook.run("RATE = 0.25")
+    changed = captured(notebook.run(SECOND).train, tmp_path)
+    assert {name for name in changed.reached if changed.reached[name] != first.reached[name]} == {"given/train.py:RATE"}
+
+
+def make(rate: float, scale: Any) -> Any:
+    def train(config: dict[str, Any]) -> Any:
+        return scale(config["x"]) * rate + len(SECOND), threading.current_thread().name
+
+    return train
+
+
+def test_closure_travels_with_its_values(tmp_path: Path) -> None:
+    given = GivenCode(tmp_path, "given")
+    more = lambda x: x + 1  # noqa: E731
+    functions = [make(2.0, more), make(3.0, lambda x: x - 1)]
+    targets = [given.target(each) for each in functions]
+    assert targets == ["given/train.py:train", "given/train1.py:train"] == [given.target(each) for each in functions]
+    assert [capture(each, tmp_path).load()({"x": 4}) for each in targets] == [each({"x": 4}) for each in functions]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (threading.Lock(), "lock"),
+        (np.zeros(9), "numpy.ndarray"),
+        (open("/dev/null"), "TextIOWrapper"),  # noqa: SIM115
+        ("x" * 200_000, "str of 200,002 characters"),
+        (float("nan"), "float, nan"),
+        ([1, object()], "list"),
+    ],
+)
+def test_value_that_cannot_travel_is_refused_by_name(value: Any, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=rf"train -> scale reads 'value'.*{shown}") as refused:
+        captured(make(1.0, lambda x: (x, value)), tmp_path)
+    assert "train.params" in str(refused.value.next_step) and "data=" in str(refused.value.next_step)
+
+
+def test_code_without_source_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("act = lambda x: x\ndef train(config): return act(1)", names)
+    for given, shown in [
+        (names["act"], "has no source"),
+        (make(1.0, names["train"]), "train -> scale has no source"),
+        (make(1.0, print).__call__, "has no definition of its own"),
+    ]:
+        with pytest.raises(SpecError, match=shown):
+            captured(given, tmp_path)
+    cell = "import functools\nplain = lambda f: functools.wraps(f)(lambda config: f(config))\ndef inner(config): return 1\n"
+    wrapped = notebook.run(f"{cell}\nwrapped = plain(inner)").wrapped
+    with pytest.raises(SpecError, match="wrapper that is not written as a decorator"):
+        captured(wrapped, tmp_path)
+
+
+def test_one_name_for_two_things_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    outer = "def outer():\n    lambda_function = 1\n    return lambda config: lambda_function\nmade = outer()\n"
+    with pytest.raises(SpecError, match="two different things that are called 'lambda_function'"):
+        captured(notebook.run(outer).made, tmp_path)
+    with pytest.raises(SpecError, match="two different things that are called 'rate'"):
+        captured(make(1.0, make(2.0, len)), tmp_path)
+
+
+SCRIPT = """\
+import sys
+from pathlib import Path
+import helpers
+from helpers import Net
+from penstock.flows.given_code import GivenCode
+
+N = 3
+
+def train(config):
+    return Net().n * N + helpers.one()
+
+print(GivenCode(Path(sys.argv[1]), "given").target(train))
+print(GivenCode(Path(sys.argv[1]), "given").target(Net))
+"""
+
+
+def test_script_imports_files_of_the_project_and_no_others(tmp_path: Path) -> None:
+    scripts = tmp_path / "project" / "scripts"
+    scripts.mkdir(parents=True)
+    (scripts / "helpers.py").write_text("class Net:\n    n = 7\n\ndef one():\n    return 1\n")
+    (scripts / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(scripts / "train.py"), str(tmp_path / "project")], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["given/train.py:train", "scripts/helpers.py:Net"], done.stderr
+    assert capture("given/train.py:train", tmp_path / "project").load()({}) == 22
+    other = subprocess.run([sys.executable, str(scripts / "train.py"), str(tmp_path)], capture_output=True, text=True)
+    assert other.stdout.split()[1] == "project/scripts/helpers.py:Net"
+    (tmp_path / "elsewhere").mkdir()
+    refused = subprocess.run(
+        [sys.executable, str(scripts / "train.py"), str(tmp_path / "elsewhere")], capture_output=True, text=True
+    )
+    assert "train imports helpers, which does not travel" in refused.stderr
+
+
+def test_spec_as_dict_names_code_and_starts_in_the_working_folder(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = notebook.run("class Net:\n    pass\n\nclass Stop:\n    pass\n\ndef scale(batch):\n    return batch\n")
+    spec = {
+        "name": "cells",
+        "data": {"format": "parquet", "train": Path("rows") / "a.parquet", "label": "y"},
+        "preprocess": [{"map_batches": {"function": cell.scale}}],
+        "train": {"recipe": cell.Net, "params": {"size": np.int64(3)}, "callbacks": [{cell.Stop: {"patience": 3}}]},
+    }
+    loaded = load_spec(spec)
+    assert loaded.base_dir == tmp_path and loaded.spec.storage == str(tmp_path / ".penstock")
+    assert loaded.spec.train.recipe == ".penstock/given/cells/Net.py:Net"
+    assert loaded.spec.train.named_callbacks == [(".penstock/given/cells/Stop.py:Stop", {"patience": 3})]
+    assert [*loaded.project.transforms] == [".penstock/given/cells/scale.py:scale"]
+    again = load_spec(tmp_path / ".penstock" / "given" / "cells.yaml")
+    assert again.spec == loaded.spec and again.base_dir == tmp_path
+    for wrong, shown in [({"size": cell.scale}, r"spec\.train\.params\.size is a function"), ({"x": object()}, "is a object")]:
+        with pytest.raises(SpecError, match=shown):
+            load_spec({**spec, "train": {"recipe": cell.Net, "params": wrong}})
+    with pytest.raises(SpecError) as refused:
+        load_spec({**spec, "nmae": 1})
+    assert refused.value.next_step == "correct the spec that the program gives"
+
+
+def test_train_func_and_rows_take_the_place_of_the_files(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = notebook.run("def load_model(folder, config):\n    return 1\n\ndef train(config):\n    return 2\n")
+    for spec in ({"name": "given", "data": {"label": "y"}}, tmp_path / "given.yaml"):
+        (tmp_path / "given.yaml").write_text("name: given\ndata: {label: y}\ntrain: {}\n")
+        loaded = load_given(spec, ["train.params={a: 1}"], cell.train, {"train": {"x": [1], "y": [0]}})
+        assert loaded.spec.train.loop == ".penstock/given/given/train.py:train"
+        assert [file.location for file in loaded.project.files] == ["train"]
+        module = sys.modules[loaded.project.recipe.load().__module__]
+        assert module.train({}) == 2 and module.load_model("", {}) == 1
+        assert loaded.spec.train.params == {"a": 1}
+    with pytest.raises(SpecError, match="has test; it takes train"):
+        load_given({"name": "given"}, data={"test": {"x": [1]}})
