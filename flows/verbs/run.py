@@ -86,7 +86,12 @@ def load_given(
     train_func: Callable[..., Any] | None = None,
     data: Mapping[Split, Any] | None = None,
 ) -> LoadedSpec:
-    """Load a spec with the function and the rows that a program gives; arguments as of `run`."""
+    """Load a spec with the function and the rows that a program gives; arguments as of `run`.
+
+    Raises:
+        SpecError: the spec is wrong, or code cannot be written down.
+        DataError: `data` holds something other than rows.
+    """
     changes = [*overrides]
     if isinstance(spec, Mapping):
         spec = spec if train_func is None else {**spec, "train": {**spec.get("train", {}), "loop": train_func}}

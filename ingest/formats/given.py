@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["GIVEN", "tables_of"]
+__all__ = ["GIVEN", "is_ray_dataset", "tables_of"]
 
 GIVEN = (
     "pandas or polars DataFrames, Arrow tables or record batches, dicts of arrays, structured numpy arrays, dicts of one row "
@@ -20,6 +20,11 @@ BATCH_ROWS = 8192
 """Rows that are gathered to a table where they come one by one."""
 
 
+def is_ray_dataset(value: Any) -> bool:
+    """Return whether it is a `ray.data.Dataset`, whose rows lie on a cluster."""
+    return type(value).__module__.startswith("ray.") and hasattr(value, "write_datasink")
+
+
 def tables_of(value: Any) -> Iterable[Any]:
     """Return the parts of `value`: Arrow tables, frames, or dicts of arrays; another object is a part as it is.
 
@@ -27,8 +32,6 @@ def tables_of(value: Any) -> Iterable[Any]:
     gives it, becomes the columns `x` and `y`. A dict whose values are all lists or arrays is a table, not a row.
     """
     module = type(value).__module__.partition(".")[0]
-    if module == "ray" and hasattr(value, "iter_batches"):
-        return value.iter_batches(batch_size=65536, batch_format="pyarrow")  # type: ignore[no-any-return]
     if hasattr(value, "with_format") and hasattr(value, "iter"):  # of Hugging Face, in memory or streamed
         return value.with_format("arrow").iter(batch_size=65536)  # type: ignore[no-any-return]
     if module != "pandas" and hasattr(value, "__arrow_c_stream__"):  # polars and others

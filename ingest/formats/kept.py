@@ -21,8 +21,9 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
 from penstock.ingest.formats.format import Origin
-from penstock.ingest.formats.given import GIVEN, tables_of
+from penstock.ingest.formats.given import GIVEN, is_ray_dataset, tables_of
 from penstock.ingest.formats.registry import format_of
+from penstock.ingest.ray_tasks import raising_ours
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -85,7 +86,7 @@ def _keep(origin: Origin, target: str, storage: Storage, folder: str, *, is_code
             return {"files": files.model_dump(mode="json")}
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
         with announce_wait(f"the rows of {shorten(target)}, which are copied to the storage once"):
-            written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
+            written = _write(storage, f"{folder}/{attempt}/part", origin.rows(), target)
         if not written:
             raise _no_rows(target) if is_code else DataError(f"{target} holds no rows", next_step="write some, or correct data")
     return {"rows_in": attempt.split("/")[0]}
@@ -112,11 +113,10 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     Raises:
         DataError: it does not hold rows.
     """
-    digests: list[bytes] = []
+    if is_ray_dataset(value):
+        return _keep_dataset(value, storage, name)
     with tempfile.TemporaryDirectory(prefix="penstock-rows-") as made:  # an iterator gives its rows once
-        for number, part in enumerate(_parts(value, name)):
-            Path(made, f"part-{number:05d}.arrow").write_bytes(part)
-            digests.append(bytes.fromhex(bytes_digest(part)))
+        digests = _write(Storage(made), "part", value, name)
         if not digests:
             raise _no_rows(name)
         folder = f"sources/{stream_digest(digests)}"
@@ -127,17 +127,65 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     return storage.uri(f"{folder}/rows")
 
 
+def _keep_dataset(dataset: Any, storage: Storage, name: str) -> str:
+    """Do as `keep_object` with a lazy `ray.data.Dataset`, whose rows are known only once they are written."""
+    folder = f"sources/ray-{uuid.uuid4().hex}"
+    digests = _write(storage, f"{folder}/rows/part", dataset, name)
+    if not digests:
+        raise _no_rows(name)
+    digest = stream_digest(digests)
+    for other in storage.list("sources"):
+        done = f"sources/{other}/done.json"
+        if other.startswith("ray-") and storage.exists(done) and storage.read_json(done)["digest"] == digest:
+            storage.delete(folder)
+            return storage.uri(f"sources/{other}/rows")
+    storage.write_json(f"{folder}/done.json", {"version": 1, "target": name, "rows_in": "rows", "digest": digest})
+    return storage.uri(f"{folder}/rows")
+
+
 def _no_rows(name: str) -> DataError:
     return DataError(f"{name} gave no rows", next_step=f"let it return or yield {GIVEN}")
 
 
-def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> int:
-    """Returns how many files there are."""
-    written = 0
-    for part in parts:
-        storage.write_bytes(f"{path}-{written:05d}.arrow", part)
-        written += 1
-    return written
+def _write(storage: Storage, path: str, value: Any, name: str) -> list[bytes]:
+    """Write rows as files whose names begin with `path`; return the digest of each, in their order."""
+    if is_ray_dataset(value):
+        return _write_dataset(storage, path, value, name)
+    digests = []
+    for number, part in enumerate(_parts(value, name)):
+        storage.write_bytes(f"{path}-{number:05d}.arrow", part)
+        digests.append(bytes.fromhex(bytes_digest(part)))
+    return digests
+
+
+def _write_dataset(storage: Storage, path: str, dataset: Any, name: str) -> list[bytes]:
+    """Do as `_write` in tasks of the dataset's own cluster: a file a block, in the order of the blocks. No rows come here."""
+    from ray.data import Datasink
+    from ray.data.block import BlockAccessor
+
+    class Files(Datasink[Any]):
+        def write(self, blocks: Iterable[Any], ctx: Any) -> Any:
+            tables = (_table(BlockAccessor.for_block(block).to_arrow(), name, ctx.task_idx) for block in blocks)
+            parts = (_file([table]) for table in tables if table.num_rows)
+            return ctx.task_idx, [put(f"{path}-{ctx.task_idx:06d}-{at:04d}.arrow", part) for at, part in enumerate(parts)]
+
+        def on_write_complete(self, result: Any) -> None:
+            written.extend(result.write_returns)
+
+    def put(file: str, part: pa.Buffer) -> bytes:
+        storage.write_bytes(file, part)
+        return bytes.fromhex(bytes_digest(part))
+
+    written: list[tuple[int, list[bytes]]] = []
+    options, bars = dataset.context.execution_options, dataset.context.enable_progress_bars
+    before = options.preserve_order
+    options.preserve_order, dataset.context.enable_progress_bars = True, False
+    try:
+        with raising_ours():
+            dataset.write_datasink(Files())
+    finally:
+        options.preserve_order, dataset.context.enable_progress_bars = before, bars
+    return [digest for _, digests in sorted(written) for digest in digests]
 
 
 def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:
@@ -179,6 +227,12 @@ def _table(value: Any, name: str, number: int) -> pa.Table:
             f"{name} gave a {type(value).__name__} ({shorten(value)}), which are not rows",
             next_step=f"let it return or yield {GIVEN}",
         )
+    for field in value.schema:
+        if getattr(field.type, "extension_name", "") == "ray.data.arrow_pickled_object":
+            raise DataError(
+                f"{where}, column {field.name!r} holds Python objects, which are not values of a table",
+                next_step="give the column one type, such as numbers, text or arrays of one shape",
+            )
     return value.replace_schema_metadata(None)
 
 

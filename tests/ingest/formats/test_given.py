@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+import ray
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
@@ -82,3 +84,37 @@ def test_other_objects_are_refused_with_what_is_taken(tmp_path: Path, given: Any
     with pytest.raises(DataError) as refused:
         kept(given, tmp_path)
     assert "polars" in refused.value.next_step
+
+
+def test_cluster_writes_a_ray_dataset_in_order_of_blocks(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_block_first(rows: dict[str, Any]) -> dict[str, Any]:
+        first = int(rows["id"][0])
+        ends = time.monotonic() + 60
+        while first == 0 and not (tmp_path / "second").exists():
+            assert time.monotonic() < ends
+        (tmp_path / "second").write_text("") if first == 1000 else None
+        return {**rows, "image": np.repeat(rows["id"], 64).reshape(-1, 8, 8).astype(np.float32)}
+
+    fetched: list[int] = []
+    get = ray.get
+
+    def counting(*given: Any, **options: Any) -> Any:
+        found = get(*given, **options)
+        fetched.append(len(ray.cloudpickle.dumps(found)))
+        return found
+
+    monkeypatch.setattr(ray, "get", counting)
+    dataset = ray.data.range(4000, override_num_blocks=4).map_batches(second_block_first, batch_size=None, num_cpus=0.4)
+    storage = Storage(str(tmp_path / "storage"))
+    uri = keep_object(dataset, storage, "train")
+    rows = ds.dataset(uri, format="ipc").to_table()
+    assert rows["id"].to_pylist() == [*range(4000)] and rows["image"].type.shape == (8, 8)
+    assert len([*Path(uri).iterdir()]) > 1 and fetched and max(fetched) < 50_000 < rows.nbytes
+    assert keep_object(dataset, storage, "train") == uri and len(storage.list("sources")) == 1
+    assert not dataset.context.execution_options.preserve_order
+    with pytest.raises(DataError, match="gave no rows"):
+        keep_object(dataset.filter(lambda row: False), storage, "train")
+    with pytest.raises(DataError, match="column 'x' holds Python objects"):
+        keep_object(dataset.map_batches(lambda rows: {"x": np.array([object()] * len(rows["id"]))}), storage, "train")
