@@ -58,7 +58,8 @@ def _score(request: PredictRequest) -> dict[str, Any]:
     print(f"{request.model}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     state_dir = Path(request.state_dir)
-    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir, stopping.check):
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir):
+        stopping.check()
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from penstock.flows.predict.flow import predict as predict_flow
         from penstock.flows.run.flow_runs import flow_result

@@ -15,14 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, mlflow_trouble, prefect_trouble, ray_address, ray_refusal
-from penstock.ingest.ray_tasks import import_ahead
 from penstock.installed import IMPORT_ROOT
 from penstock.progress import announce_wait
 from penstock.redact import redact_text
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 
-__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "prepare_environment", "ray_ahead", "ray_cluster"]
+__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "prepare_environment", "ray_cluster"]
 
 
 _QUIET = {
@@ -73,7 +72,7 @@ def prepare_environment() -> None:
 
 
 @contextlib.contextmanager
-def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None) -> Iterator[PrefectService]:
+def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
     """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
 
     Enter it before importing anything that imports Prefect: settings are read on import. The embedded server takes 4 s and
@@ -82,7 +81,6 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
 
     Args:
         state_dir: of the embedded server.
-        meanwhile: called once before the block, while the embedded server starts if it has to.
 
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
@@ -93,7 +91,6 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     if configured:
         with announce_wait(_PREFECT):
             _check_api(configured)
-            meanwhile()
         with _environment(_QUIET):
             ui_url = os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api")
             try:
@@ -105,7 +102,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     files.prepare()
     with files.open_lock("clients") as use:
         with announce_wait(_PREFECT):
-            server = _use_server(files, use.fileno(), meanwhile)
+            server = _use_server(files, use.fileno())
         quiet = {**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}
         with _environment(quiet), _started_again(files):
             try:
@@ -119,7 +116,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
                 _flush_events(server.url)
 
 
-def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -> ServerInfo:
+def _use_server(files: ServerFiles, use: int) -> ServerInfo:
     """Register as a client and return the running server, starting it if there is none."""
     with files.locked("start"):
         fcntl.flock(use, fcntl.LOCK_SH)
@@ -132,10 +129,7 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     break
                 if child is None:
                     child = _spawn_server(files)
-                    meanwhile()
             elif info is not None and _answers(f"{info.url}/health"):
-                if child is None:
-                    meanwhile()
                 return info
             time.sleep(0.05)
     ended = child is not None and child.poll() is not None
@@ -157,7 +151,7 @@ def _started_again(files: ServerFiles) -> Iterator[None]:
         with files.open_lock("clients") as use, contextlib.suppress(ServiceError, OSError):
             while not done.wait(_CHECK_EVERY_S):
                 if files.is_free("server"):
-                    _use_server(files, use.fileno(), lambda: None)
+                    _use_server(files, use.fileno())
 
     thread = threading.Thread(target=watch, name="penstock-prefect-watch", daemon=True)
     thread.start()
@@ -266,11 +260,6 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
     Raises:
         ServiceError: RAY_ADDRESS does not answer, or the embedded cluster does not start.
     """
-    if _started_ahead:
-        cluster, ending = _started_ahead.pop()
-        with ending:
-            yield cluster
-        return
     prepare_environment()
     # Importing Ray takes a second; commands that need no cluster do without.
     from penstock.flows.servers.ray_local import join_ray, local_ray, programs_ray
@@ -285,30 +274,6 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
     else:
         with local_ray(state_dir, num_cpus, min_cpus) as cluster:
             yield cluster
-
-
-_started_ahead: list[tuple[RayCluster, contextlib.ExitStack]] = []
-
-
-@contextlib.contextmanager
-def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
-    """Give the block a function that starts an embedded cluster of `min_cpus` now; the next `ray_cluster` takes it over.
-
-    Errors of the start are ignored, for `ray_cluster` will raise them. An unused cluster ends with the block.
-    """
-
-    def start(min_cpus: float) -> None:
-        with contextlib.suppress(ServiceError), contextlib.ExitStack() as ending:
-            cluster = ending.enter_context(ray_cluster(state_dir, min_cpus=min_cpus))
-            _started_ahead.append((cluster, ending.pop_all()))
-            with contextlib.suppress(Exception):  # it saves time and nothing else
-                import_ahead()
-
-    try:
-        yield start
-    finally:
-        while _started_ahead:
-            _started_ahead.pop()[1].close()
 
 
 def check_ray_answers(address: str) -> None:

@@ -11,7 +11,7 @@ from penstock.flows.preflight.checks import Preflight
 from penstock.flows.servers.services import prefect_api, prepare_environment
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.folds import with_folds
-from penstock.flows.verbs.run import load_ahead, raise_interrupted_on_stop
+from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
@@ -39,10 +39,10 @@ def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool =
     Preflight(loaded).ahead()
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
-    load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir):
+        stopping.check()
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from penstock.flows.run.flow_runs import flow_result
         from penstock.flows.tune.flow import TuneRequest

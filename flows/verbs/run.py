@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import Interrupted, PenstockError, SpecError
+from penstock.errors import Interrupted, SpecError
 from penstock.flows.given_code import GivenCode
 from penstock.flows.preflight.checks import Preflight
-from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
-from penstock.flows.servers.probes import ray_address
-from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment, ray_ahead
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, spec_path
 from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
@@ -28,13 +25,11 @@ from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import STAGES
-from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.tracking.registry import TRACKERS
 
 if TYPE_CHECKING:
     import ray.train
 
-__all__ = ["RunResult", "load_ahead", "raise_interrupted_on_stop", "run", "run_loaded"]
+__all__ = ["RunResult", "raise_interrupted_on_stop", "run", "run_loaded"]
 
 _STOP_LOOKS_S = 0.3
 """A stop that completes sooner is not announced."""
@@ -152,27 +147,17 @@ def run_loaded(
     _refuse_if_held(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
-    # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
-    ahead = load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir):
+        # Prefect reads its settings when imported, so import it once the server's address is known.
+        from penstock.flows.pipeline import pipeline
+        from penstock.flows.run.flow_runs import flow_result
+        from penstock.flows.run.request import RunRequest
 
-        def meanwhile() -> None:
-            if _will_need_ray(loaded, fresh, until):
-                start_ray(cpus_needed(loaded.spec))
-            stopping.check()  # Ray may have swallowed an exception raised inside it
-
-        with prefect_api(loaded.state_dir, meanwhile):
-            # Prefect reads its settings when imported, so import it once the server's address is known.
-            from penstock.flows.pipeline import pipeline
-            from penstock.flows.run.flow_runs import flow_result
-            from penstock.flows.run.request import RunRequest
-
-            request = RunRequest.of(preflight, fresh=fresh, until=until, on_report=on_report)
-            ahead.join()  # circular imports, as in mlflow, break if two threads import them at once
-            stopping.check()
-            return flow_result(lambda: pipeline(request, return_state=True))
+        request = RunRequest.of(preflight, fresh=fresh, until=until, on_report=on_report)
+        stopping.check()
+        return flow_result(lambda: pipeline(request, return_state=True))
 
 
 def _rows_at(places: Mapping[Split, str]) -> list[str]:
@@ -206,34 +191,6 @@ def _announce_stop(stopping: StopRequest, over: threading.Event) -> None:
             if not stopping.graceful:
                 print("  stopping: work that has started ends first", file=sys.stderr, flush=True)
             return
-
-
-def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
-    """Return whether an embedded Ray will most likely be needed: a local storage has unfinished work."""
-    spec = loaded.spec
-    if ray_address() or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
-        return False
-    with contextlib.suppress(OSError, PenstockError):  # the flow reports it
-        current = Ledger(Storage(spec.storage)).current_run(spec.name)
-        return fresh or current is None or current.status != "done"
-    return False
-
-
-def load_ahead(loaded: LoadedSpec) -> threading.Thread:
-    """Import the run's libraries in a thread, and return it: join it before anything else imports the same.
-
-    Not a daemon: torch aborts a process that ends while its libraries are loaded.
-    """
-
-    def load() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # for the main thread, when it is ready
-        with contextlib.suppress(Exception):  # the flow reports it
-            FRAMEWORKS.get(loaded.spec.train.framework)
-            TRACKERS.get(loaded.spec.tracking.tracker)
-
-    thread = threading.Thread(target=load, name="load-ahead")
-    thread.start()
-    return thread
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

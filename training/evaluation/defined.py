@@ -6,12 +6,7 @@ failed. Here such a value is NaN, and a mean over classes leaves out the undefin
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import sys
-from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -28,38 +23,10 @@ Needs = Literal["a row", "both"]
 
 
 def metric_library() -> Any:
-    """Import torchmetrics, half a second, at the first metric."""
-    with _signal_when_used():
-        import torchmetrics.classification
+    """Import torchmetrics, a second or two with the scipy that it loads, at the first metric."""
+    import torchmetrics.classification
 
     return torchmetrics
-
-
-@contextlib.contextmanager
-def _signal_when_used() -> Iterator[None]:
-    """Import `scipy.signal` at its first use: torchmetrics imports it for one name, which takes 1.1 to 1.8 s."""
-    if "scipy.signal" in sys.modules:
-        yield
-        return
-    lazy = _LazyModule("scipy.signal")
-    lazy.__dict__["hamming"] = None
-    sys.modules["scipy.signal"] = lazy
-    try:
-        yield
-    finally:
-        lazy.leave()
-
-
-class _LazyModule(ModuleType):
-    """A module that is imported when one of its attributes is read."""
-
-    def leave(self) -> None:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-
-    def __getattr__(self, name: str) -> Any:
-        self.leave()
-        return getattr(importlib.import_module(self.__name__), name)
 
 
 def label_counts(classes: int) -> Metric:

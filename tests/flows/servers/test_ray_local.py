@@ -220,44 +220,14 @@ def test_absent_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pass
 
 
-def test_cluster_started_ahead_is_used_or_ended(tmp_path: Path) -> None:
-    script = """
-import os, sys, time
-from pathlib import Path
-import ray
-from penstock.flows.servers.services import ray_ahead, ray_cluster
-from penstock.ingest.ray_tasks import ray_map
-
-def prepared(_):
-    time.sleep(0.1)  # so that every CPU gets some, and with it every process that waits for work
-    return "penstock.ingest.materialize.build" in sys.modules
-
-with ray_ahead(Path(sys.argv[1])) as start:
-    start(98.5)
-    with ray_cluster(Path(sys.argv[1])) as cluster:
-        print(cluster.num_cpus, ray.is_initialized())
-    print(ray.is_initialized())
-    start(1)
-    print(ray.is_initialized())
-    while not any(ray_map(prepared, range(4 * os.cpu_count()))):  # for ever, if no process imports ahead
-        pass
-print(ray.is_initialized())
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == ["99.0", "True", "False", "True", "False"]
-
-
 PROGRAM = """
 import ray, sys
 from pathlib import Path
-from penstock.flows.servers.services import ray_ahead, ray_cluster
+from penstock.flows.servers.services import ray_cluster
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=40)
 kept = ray.put("mine")
-with ray_ahead(Path(sys.argv[1])) as start:
-    start(1)
-    with ray_cluster(Path(sys.argv[1])) as cluster:
-        print(cluster.num_cpus, cluster.embedded)
+with ray_cluster(Path(sys.argv[1])) as cluster:
+    print(cluster.num_cpus, cluster.embedded)
 print(ray.get(kept))
 """
 
