@@ -59,10 +59,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     inputs = {each: value for each, value in ctx.keys["register"].inputs.items() if not each.startswith(DECIDES)}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ctx.project.framework.model_files]
-        for name in checkpoint.manifest.files:
-            if (place := Path(folder, name)) in files or {*place.parents} & {*files}:
+        for file in checkpoint.manifest.files:
+            if (place := Path(folder, file)) in files or {*place.parents} & {*files}:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.storage.get_file(name, place)
+                checkpoint.storage.get_file(file, place)
         trained = TrainedVersion(
             name=name,
             alias=None if decides else spec.register_.alias,
