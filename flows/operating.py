@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.errors import SpecError
 from penstock.flows.answer import OUT, answer, print_line
-from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
-from penstock.plugins import needed
+from penstock.flows.options import HERE, File, FileOption, Json, Set
 
 __all__ = ["clean", "deploy", "doctor", "rollback"]
 
@@ -60,19 +58,6 @@ def deploy(
     timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
-    predict: Annotated[
-        bool, typer.Option("--predict", help="Score --input with the pipeline's model instead of training it.")
-    ] = False,
-    source: Annotated[str | None, typer.Option("--input", help="With --predict: the rows to score.")] = None,
-    output: Annotated[str | None, typer.Option(help="With --predict: folder or URL for the scored rows.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="With --predict: the model.", show_default="the one of the file's register section, by its alias"),
-    ] = None,
-    columns: Columns = None,
-    format: Format = None,
-    options: Options = None,
-    gpus: Gpus = False,
     notify: Annotated[
         str | None,
         typer.Option(
@@ -82,22 +67,13 @@ def deploy(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
+    """Make a Prefect deployment of the pipeline, on a schedule."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline
 
         plan = Plan(cron, timezone, pool, notify)
-        if not predict:
-            if source or output or model or columns or format or options or gpus:
-                raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")
-            return deploy_pipeline(file, plan, overrides or [], print_line)
-        if source is None or output is None or overrides:
-            raise SpecError("--predict needs --input and --output, and takes no --set")
-        deploy_predictions = needed("penstock.flows.predict.deployment:deploy_predictions", "deploy --predict")
-        wanted = {"source": source, "output": output, "columns": columns or [], "format": format, "options": options or []}
-        result: dict[str, Any] = deploy_predictions(file, plan, model, wanted | {"gpus": gpus}, print_line)
-        return result
+        return deploy_pipeline(file, plan, overrides or [], print_line)
 
     answer(work, as_json)
 

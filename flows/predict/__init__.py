@@ -1,4 +1,4 @@
 """How are the rows of a source scored by a registered model? A flow of its own, beside the pipeline that trained it.
 
-A plug-in. Public: `command` (the verb), `deployment` (on a schedule), `flow`, `request` (its parameter).
+A plug-in. Public: `command` (the verb), `flow`, `request` (its parameter).
 """

@@ -105,7 +105,7 @@ def test_binary_pipeline_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_user_error_has_a_next_step(tmp_path: Path) -> None:
-    done = penstock("deploy", str(tmp_path), "--cron", "0 3 * * *", "--input", "rows/", "--json")
+    done = penstock("deploy", str(make_project(tmp_path / "p", files=1)), "--cron", "0 3 * *", "--json")
     assert done.returncode == 2 and "Next: correct it, and run the same command again" in done.stderr
     assert json.loads(done.stdout)["error"]["next"] == "correct it, and run the same command again"
 

@@ -322,19 +322,6 @@ def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[
     assert {task.name: task.state_name for task in tasks} == dict.fromkeys(STAGES, "Reused")
 
 
-@pytest.mark.drill
-def test_predictions_of_the_model_are_a_deployment_of_their_own(
-    operator: Operator, worker: psutil.Process, first: FlowRun
-) -> None:
-    made = operator.deploy("--predict", "--input", "data/train", "--output", "scores", "--column", "mean")
-    assert made["deployment"] == "penstock-predict/drill"
-    with operator.client() as client:
-        scored = operator.end_of(client.create_flow_run_from_deployment(UUID(made["id"])).id)
-    assert scored.state is not None and scored.state.is_completed(), scored.state
-    manifest = json.loads((operator.file.parent / "scores" / "_penstock" / "manifest.json").read_text())
-    assert (manifest["rows"], manifest["model"]) == (1797, "models:/drill/1")
-
-
 @pytest.fixture(scope="module")
 def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Process) -> FlowRun:
     """A run with more epochs than the first, if there was one, cancelled in Prefect in the middle of training."""

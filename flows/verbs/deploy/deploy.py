@@ -27,7 +27,7 @@ from prefect.types.names import BANNED_CHARACTERS
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from penstock import __version__
 from penstock.errors import ServiceError, SpecError
@@ -35,7 +35,7 @@ from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.verbs.deploy.notify import NOBODY, Notify, forget_messages, put_messages
 
-__all__ = ["ENTRYPOINT", "Plan", "Work", "deploy", "deploy_pipeline"]
+__all__ = ["ENTRYPOINT", "Plan", "deploy_pipeline"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
@@ -46,7 +46,7 @@ _OF_WORKER = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL", "AWS_END
 
 
 class Plan(NamedTuple):
-    """Schedule, work pool and messages: the options of both kinds of deployment."""
+    """Schedule, work pool and messages."""
 
     cron: str
     """Five fields."""
@@ -56,17 +56,6 @@ class Plan(NamedTuple):
     """Work pool of type process; it is created if absent."""
     notify: str | None = None
     """Address of messages; `none` removes it, None leaves it unchanged."""
-
-
-class Work(NamedTuple):
-    """A flow with its request."""
-
-    flow: Flow[Any, Any]
-    entrypoint: str
-    request: BaseModel
-    about: str
-    named_by: str
-    """Field of the request that identifies the work."""
 
 
 def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], report: Callable[[str], None]) -> dict[str, Any]:
@@ -86,36 +75,19 @@ def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], report: Callab
         ServiceError: there is no Prefect server, it does not answer, or the pool is of another type.
     """
     loaded = load_spec(file, overrides)
-
-    def work() -> Work:
-        # Imported here: it loads Ray and torch, seconds that a refusal does not need.
-        from penstock.flows.pipeline import pipeline
-        from penstock.flows.run.request import RunRequest
-
-        request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
-        return Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
-
-    return deploy(loaded, work, plan, report)
-
-
-def deploy(loaded: LoadedSpec, make_work: Callable[[], Work], plan: Plan, report: Callable[[str], None]) -> dict[str, Any]:
-    """Create the deployment of a pipeline's file that performs some work, or update it. Result as that of `deploy_pipeline`.
-
-    Args:
-        make_work: called when nothing is left to refuse: what it imports may take seconds.
-
-    Raises:
-        SpecError, ServiceError: as `deploy_pipeline`, without those of the file.
-    """
     _check_schedule(plan)
     notify = None if plan.notify in (None, NOBODY) else Notify.parse(str(plan.notify))
     _check_pool_name(plan.pool)
     _require_server(loaded)
     with prefect_api(loaded.state_dir):
-        work = make_work()
-        full_name = f"{work.flow.name}/{loaded.spec.name}"
+        # Imported here: it loads Ray and torch, seconds that a refusal does not need.
+        from penstock.flows.pipeline import pipeline
+        from penstock.flows.run.request import RunRequest
+
+        request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides)).model_dump(mode="json")
+        full_name = f"{pipeline.name}/{loaded.spec.name}"
         with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
-            deployment_id = _put(client, full_name, work, plan, report)
+            deployment_id = _put(client, pipeline, full_name, request, plan, report)
         url = url_for("deployment", deployment_id)
         messages = None
         with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
@@ -196,22 +168,23 @@ def _check_pool_name(pool: str) -> None:
 
 def _put(
     client: SyncPrefectClient,
+    flow: Flow[Any, Any],
     full_name: str,
-    work: Work,
+    request: dict[str, Any],
     plan: Plan,
     report: Callable[[str], None],
 ) -> UUID:
-    name, request = full_name.partition("/")[2], work.request.model_dump(mode="json")
+    name = full_name.partition("/")[2]
     _require_process_pool(client, plan.pool, report)
-    _warn_of_changes(client, full_name, work.named_by, request[work.named_by], report)
+    _warn_of_changes(client, full_name, request["file"], report)
     return client.create_deployment(
-        flow_id=client.create_flow(work.flow),
+        flow_id=client.create_flow(flow),
         name=name,
         version=__version__,
-        description=f"{work.about}, made by `penstock deploy`.",
-        entrypoint=work.entrypoint,
+        description=f"The pipeline `{name}` of `{request['file']}`, made by `penstock deploy`.",
+        entrypoint=ENTRYPOINT,
         parameters={"request": request},
-        parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
+        parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
         enforce_parameter_schema=True,
         # A second run of the same training waits, instead of being refused by the lease.
         concurrency_limit=1,
@@ -244,16 +217,14 @@ def _require_process_pool(client: SyncPrefectClient, pool: str, report: Callable
         report(f"warning: the work pool is paused, so nothing runs until: prefect work-pool resume {shlex.quote(pool)}")
 
 
-def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, value: str, report: Callable[[str], None]) -> None:
-    """Warn if the name belonged to other work, and if a pause ends."""
+def _warn_of_changes(client: SyncPrefectClient, full_name: str, file: str, report: Callable[[str], None]) -> None:
+    """Warn if the name belonged to another file, and if a pause ends."""
     try:
         before = client.read_deployment_by_name(full_name)
     except ObjectNotFound:
         return
-    worked_on = before.parameters.get("request", {}).get(field)
-    if worked_on != value:
-        report(
-            f"warning: the {field} of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`"
-        )
+    worked_on = before.parameters.get("request", {}).get("file")
+    if worked_on != file:
+        report(f"warning: the file of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`")
     if before.paused or not any(schedule.active for schedule in before.schedules):
         report(f"warning: {full_name} was paused until now; it runs again, on this schedule")

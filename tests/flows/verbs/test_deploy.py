@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from prefect.cli.deploy import _models as known
-from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
-from penstock.flows.cli import app
 from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, deploy_pipeline
 from penstock.flows.verbs.deploy.notify import Notify
 from tests.drills.project import make_project
@@ -114,15 +112,3 @@ def test_misspelt_key_of_prefect_yaml_is_found() -> None:
 
 def test_prefect_yaml_names_flow_of_deploy() -> None:
     assert [entry["entrypoint"] for entry in prefect_yaml()["deployments"]] == [ENTRYPOINT]
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (("--input", "rows"), "go with --predict"),
-        (("--predict", "--input", "rows"), "--predict needs --input and --output"),
-    ],
-)
-def test_options_that_need_another_are_refused(project: Path, words: tuple[str, ...], problem: str) -> None:
-    done = CliRunner().invoke(app, ["deploy", str(project), "--cron", NIGHTLY, *words])
-    assert done.exit_code == 2 and problem in done.stderr
