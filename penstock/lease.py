@@ -16,8 +16,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pydantic import ValidationError
-
 from penstock.config import Section
 from penstock.errors import LeaseHeldError, ServiceError
 from penstock.machine.process import ProcessIdentity
@@ -250,10 +248,7 @@ def _last_generation(storage: Storage, path: str) -> int:
 
 
 def _read(storage: Storage, path: str, generation: int) -> LeaseHolder | None:
-    try:
-        return LeaseHolder.model_validate_json(storage.read_bytes(_file(path, generation)))
-    except (FileNotFoundError, ValidationError):
-        return None
+    return storage.read_record(_file(path, generation), LeaseHolder)
 
 
 def _write(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> None:

@@ -14,16 +14,19 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
+from pydantic import BaseModel, ValidationError
 
 from penstock.errors import PenstockError, PreflightError
 from penstock.messages import did_you_mean
 from penstock.stores import StoreSpec, is_local, is_s3, settings_of, store_problem
 
 __all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "sync_directory", "url_problem"]
+
+Record = TypeVar("Record", bound=BaseModel)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the OSError of a full disk."""
@@ -183,6 +186,13 @@ class Storage:
     def read_json(self, path: str) -> Any:
         """Parse the file as JSON. Raises ValueError on text that is not JSON."""
         return json.loads(self.read_bytes(path))
+
+    def read_record(self, path: str, kind: type[Record]) -> Record | None:
+        """Read a JSON file as a `kind`; None if there is no file, or none that is of that kind."""
+        try:
+            return kind.model_validate_json(self.read_bytes(path))
+        except (FileNotFoundError, ValidationError):
+            return None
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Replace `path` with `data`; a reader sees the old file or the new one, never a part."""

@@ -237,11 +237,8 @@ def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, pie
 
 def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
     """List the damaged shards of the existing dataset; none if it does not exist, or is of another version."""
-    try:
-        before = DatasetManifest.model_validate(storage.read_json(manifest_path(key)))
-    except (FileNotFoundError, ValueError):
-        return []
-    return damaged_shards(storage, before, deep=True)
+    before = storage.read_record(manifest_path(key), DatasetManifest)
+    return [] if before is None else damaged_shards(storage, before, deep=True)
 
 
 def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], damaged: Sequence[ShardInfo]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import PIL
 import psutil
 import pyarrow as pa
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
@@ -182,11 +182,8 @@ def hashes_path(key: str, split: Split) -> str:
 
 def committed(storage: Storage, key: str) -> UnitRecord | None:
     """Return the unit's record if it is committed and all files have the right size."""
-    try:
-        record = UnitRecord.model_validate(storage.read_json(unit_path(key, UNIT_RECORD)))
-    except (FileNotFoundError, ValidationError, ValueError):
-        return None
-    if record.key != key or incomplete_shards(storage, key, record.shards):
+    record = storage.read_record(unit_path(key, UNIT_RECORD), UnitRecord)
+    if record is None or record.key != key or incomplete_shards(storage, key, record.shards):
         return None
     sizes = storage.sizes(unit_path(key)) if record.hashed or record.quarantined else {}
     if record.quarantined and FILE_NAME not in sizes:

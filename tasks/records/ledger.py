@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of
@@ -182,6 +182,12 @@ class Run(Section):
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
 
 
+class _Noted(Section):
+    """The run that a pointer names."""
+
+    run: str
+
+
 def lease_of(run: Run) -> str:
     """Return the lease that a process which works on `run` holds."""
     return f"{run_leases(run.pipeline)}/{run.run}" if run.sweep is None else sweep_lease_path(run.pipeline)
@@ -248,10 +254,8 @@ class Ledger:
 
     def run_with_training(self, pipeline: str, key: str) -> Run | None:
         """Return the newest run of the pipeline whose training has that key, if there is one."""
-        try:
-            run = self.load_run(str(self.storage.read_json(f"pipelines/{pipeline}/trainings/{key}.json")["run"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
+        noted = self.storage.read_record(f"pipelines/{pipeline}/trainings/{key}.json", _Noted)
+        run = self.load_run(noted.run) if noted is not None else None
         return run if run is not None and run.cleaned is None and run.keys["train"].key == key else None
 
     def note_alias(self, run: Run, model: str, alias: str) -> None:
@@ -260,10 +264,8 @@ class Ledger:
 
     def run_with_alias(self, pipeline: str, model: str, alias: str) -> str | None:
         """Id of the pipeline's run that gave `alias` to its version of `model` last, if that is known."""
-        try:
-            return str(self.storage.read_json(self._alias_path(pipeline, model, alias))["run"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
+        noted = self.storage.read_record(self._alias_path(pipeline, model, alias), _Noted)
+        return noted.run if noted is not None else None
 
     def runs_with_alias(self, pipeline: str) -> list[str]:
         """List the pipeline's runs that were the last to give an alias to their model."""
@@ -275,10 +277,7 @@ class Ledger:
 
     def load_run(self, run_id: str) -> Run | None:
         """Read a run's record; None if it is missing or cannot be read."""
-        try:
-            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
-        except (FileNotFoundError, ValidationError):
-            return None
+        return self.storage.read_record(f"runs/{run_id}/run.json", Run)
 
     def save_run(self, run: Run) -> None:
         """Write a run's record."""
@@ -290,10 +289,7 @@ class Ledger:
 
     def profile(self, key: str) -> Profile | None:
         """Read what `save_profile` kept; None if nothing is on record."""
-        try:
-            return Profile.model_validate(self.storage.read_json(f"profiles/{key}.json"))
-        except (FileNotFoundError, ValueError):
-            return None
+        return self.storage.read_record(f"profiles/{key}.json", Profile)
 
     def save_answers(self, run_id: str, split: Split, rows: pa.Table) -> None:
         """Keep a model's answers on a split: columns of training/evaluation/evaluate.py, `file` and `row` where known."""
@@ -320,13 +316,9 @@ class Ledger:
 
     def attempts(self, run_id: str) -> list[Attempt]:
         """Read a run's attempts, in order."""
-        found: list[Attempt] = []
-        for name in self.storage.list(f"runs/{run_id}/attempts"):
-            try:
-                found.append(Attempt.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/attempts/{name}")))
-            except ValidationError:
-                continue
-        return sorted(found, key=lambda attempt: attempt.number)
+        folder = f"runs/{run_id}/attempts"
+        found = (self.storage.read_record(f"{folder}/{name}", Attempt) for name in self.storage.list(folder))
+        return sorted(filter(None, found), key=lambda attempt: attempt.number)
 
     def has_trained(self, run_id: str) -> bool:
         """Return whether workers of the run ever began to train, in an attempt that is on record."""
@@ -359,11 +351,8 @@ class Ledger:
 
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
         """Return the record at `path` if it parses and carries `key`; with `cleaned` also one whose data are deleted."""
-        try:
-            record = StageRecord.model_validate_json(self.storage.read_bytes(path))
-        except (FileNotFoundError, ValidationError):
-            return None
-        return record if record.key == key and (cleaned or record.cleaned is None) else None
+        record = self.storage.read_record(path, StageRecord)
+        return record if record is not None and record.key == key and (cleaned or record.cleaned is None) else None
 
     def save_stage(self, path: str, record: StageRecord) -> None:
         """Write a stage's record: the last thing a stage does."""

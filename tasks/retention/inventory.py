@@ -108,11 +108,8 @@ def _use(ledger: Ledger, run: Run) -> RunUse:
 
 
 def _units(storage: Storage, dataset: str) -> frozenset[str]:
-    try:
-        manifest = DatasetManifest.model_validate(storage.read_json(manifest_path(dataset)))
-    except (FileNotFoundError, ValueError):
-        return frozenset()
-    return frozenset(unit.key for unit in manifest.units)
+    manifest = storage.read_record(manifest_path(dataset), DatasetManifest)
+    return frozenset() if manifest is None else frozenset(unit.key for unit in manifest.units)
 
 
 def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config import Section
 from penstock.storage import Storage
@@ -86,11 +86,8 @@ def load_trials(storage: Storage, sweep: str) -> list[Trial]:
     """Return the sweep's trials by number. One whose record cannot be read ends the list: its values will be proposed again."""
     found: list[Trial] = []
     for name in sorted(storage.list(f"runs/{sweep}/trials")):
-        try:
-            trial = Trial.model_validate_json(storage.read_bytes(f"runs/{sweep}/trials/{name}"))
-        except ValidationError:
-            break
-        if trial.number != len(found) + 1:
+        trial = storage.read_record(f"runs/{sweep}/trials/{name}", Trial)
+        if trial is None or trial.number != len(found) + 1:
             break
         found.append(trial)
     return found

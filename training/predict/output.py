@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -120,10 +120,7 @@ class Output:
 
     def manifest(self) -> Manifest | None:
         """Read the manifest of the last complete run; None if there is none that can be read."""
-        try:
-            return Manifest.model_validate(self.storage.read_json(_MANIFEST))
-        except (FileNotFoundError, ValidationError, ValueError):
-            return None
+        return self.storage.read_record(_MANIFEST, Manifest)
 
     def units(self) -> list[PredictedUnit]:
         """Return the committed units whose parts are there with their size."""
@@ -142,11 +139,8 @@ class Output:
         ]
 
     def _read(self, key: str) -> PredictedUnit | None:
-        try:
-            unit = PredictedUnit.model_validate(self.storage.read_json(f"{_UNITS}/{key}.json"))
-        except (FileNotFoundError, ValidationError, ValueError):
-            return None
-        return unit if unit.key == key else None
+        unit = self.storage.read_record(f"{_UNITS}/{key}.json", PredictedUnit)
+        return unit if unit is not None and unit.key == key else None
 
     def claim(self, digest: str, words: str) -> None:
         """Record the input of the output. The output's lease must be held.
