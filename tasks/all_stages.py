@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.tasks import evaluate, materialize, preprocess, read, register, shuffle, train
+from penstock.tasks import evaluate, materialize, register, rows, shuffle, train
 from penstock.tasks.stage import Stage
 from penstock.tasks.stages import STAGES
 
 __all__ = ["ALL_STAGES"]
 
-_BY_NAME = {module.STAGE.name: module.STAGE for module in (read, preprocess, materialize, shuffle, train, evaluate, register)}
+_OTHERS = (module.STAGE for module in (materialize, shuffle, train, evaluate, register))
+
+_BY_NAME = {stage.name: stage for stage in (rows.READ, rows.PREPROCESS, *_OTHERS)}
 
 ALL_STAGES: tuple[Stage, ...] = tuple(_BY_NAME[name] for name in STAGES)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
+import platform
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -25,7 +30,6 @@ from penstock.flows.run.decisions import (
     refusal,
     refuse_same_training,
 )
-from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
@@ -52,8 +56,6 @@ from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.flows.servers.ray_local import RayCluster
 
 __all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "open_attempt", "reconfirm_run"]
@@ -342,3 +344,26 @@ class RayOnDemand:
             # Ray may swallow a signal while it starts.
             self.stopping.check()
         return self.cluster
+
+
+def git_commit(directory: Path) -> str | None:
+    """Return the commit of `directory`, with `+changes` if tracked files differ; None outside a repository."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+@functools.cache
+def describe_environment() -> str:
+    """Describe Python, platform and the installed distributions, one `name==version` a line."""
+    found = (distribution.metadata for distribution in distributions())
+    lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
+    return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"
+
+
+def _git(directory: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(directory), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()

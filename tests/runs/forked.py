@@ -244,7 +244,7 @@ def _find_out_what_is_the_same_for_all() -> None:
     """Look up what commands keep of the environment: its packages and fonts."""
     from mlflow.utils.requirements_utils import _init_packages_to_modules_map
 
-    from penstock.flows.run.environment import describe_environment
+    from penstock.flows.run.open_attempt import describe_environment
     from penstock.training.evaluation.figures import figure_png, importance_figure
     from penstock.training.tracking.registry import TRACKERS
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -15,9 +16,8 @@ from pydantic_core import CoreSchema
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.as_numpy import as_numpy
 from penstock.ingest.columns.casts import cast_array, first_bad_row
-from penstock.ingest.columns.fixed_shape import is_number
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, missing_values, numbers
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
@@ -79,7 +79,7 @@ class MapBatches(Transform[MapBatchesOptions]):
 def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
     """Pass the rows to the user's function as numpy arrays, and check its result."""
     count = rows.num_rows
-    batch = {name: as_numpy(rows.column(name)) for name in rows.table.column_names}
+    batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
     try:
         result = function(dict(batch), **params)
     except Exception as error:  # the user's code: any error is reported with its place
@@ -111,7 +111,7 @@ def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
     is_plain = is_number(values.type) and not pa.types.is_boolean(values.type) and not values.null_count
     if is_plain or (array.ndim > 1 and array.dtype != object):
         return False
-    given = as_numpy(values)
+    given = _as_numpy(values)
     if array.dtype != object:
         return bool(np.array_equal(given, array, equal_nan=array.dtype.kind in "fmM"))
     return all(_equal(one, other) for one, other in zip(given.tolist(), array.tolist(), strict=True))
@@ -182,3 +182,48 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"map_batches {target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error
+
+
+def _as_numpy(values: pa.Array) -> np.ndarray:
+    """Return a column for a function: numbers as arrays [rows, *shape], with nulls as floats with NaN; else objects."""
+    if isinstance(values.type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(values.type):
+        shaped = None if values.null_count else fixed_shape("", values, is_label=False)
+        if isinstance(shaped, pa.Array) and not missing_values(shaped)[0].any():
+            return _writable(numbers(shaped))
+    if is_number(values.type) and not values.null_count:
+        return _writable(values.to_numpy(zero_copy_only=False))
+    if is_number(values.type):
+        return _writable(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return _writable(values.to_numpy(zero_copy_only=False))
+    objects = np.empty(len(values), object)
+    for row, value in enumerate(_lists_of_numbers(values) or _plain_values(values)):
+        objects[row] = value
+    return objects
+
+
+def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
+    """Return each row's list as an array of the entries' own dtype; None for other columns."""
+    kind = values.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)) or not (
+        pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
+    ):
+        return None
+    entries = values.flatten()  # without those of null rows
+    if entries.null_count:
+        return None
+    flat = entries.to_numpy(zero_copy_only=False).copy()
+    lengths = pc.list_value_length(values)
+    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False))
+    starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
+    present = lengths.is_valid().to_numpy(zero_copy_only=False)
+    return [flat[start:end] if there else None for start, end, there in zip(starts, ends, present, strict=True)]
+
+
+def _plain_values(values: pa.Array) -> list[Any]:
+    plain = values.to_pylist()
+    return [np.asarray(value) if isinstance(value, list) else value for value in plain]
+
+
+def _writable(values: np.ndarray) -> np.ndarray:
+    return values if values.flags.writeable else values.copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from penstock.flows.run.environment import git_commit
+from penstock.flows.run.open_attempt import git_commit
 
 
 def git(folder: Path, *words: str) -> str:

@@ -1,9 +1,11 @@
-"""The read stage: which files are there, do they agree, and how many rows do they hold?"""
+"""The stages read and preprocess: which rows do the files hold, and what do the transforms learn from those of train?"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -11,10 +13,10 @@ from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage
 
-__all__ = ["STAGE"]
+__all__ = ["PREPROCESS", "READ"]
 
 
-def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+def _read(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     data, files = ctx.project.source, ctx.project.files
     parallel = ray_map if is_much(data, files) else None
     if parallel is not None:
@@ -25,7 +27,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return with_strata(data, snapshot, parallel).model_dump(mode="json"), "ran"
 
 
-def _facts(output: dict[str, Any]) -> Facts:
+def _read_facts(output: dict[str, Any]) -> Facts:
     snapshot = SourceSnapshot.model_validate(output)
     size = sum(file.size_bytes for file in snapshot.files)
     versions = sorted({file.state.replace("-", " ", 1) for file in snapshot.files if file.state})
@@ -38,4 +40,20 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("read", _run, _facts)
+def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    spec = ctx.project.spec
+    if needs_fit(spec.preprocess):
+        ctx.need_ray()
+    fitted = fit_preprocess(
+        spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, ctx.reporter.progress("preprocess")
+    )
+    return fitted.model_dump(mode="json"), "ran"
+
+
+def _preprocess_facts(output: dict[str, Any]) -> Facts:
+    return (("transforms", str(len(FittedPreprocess.model_validate(output).steps))),)
+
+
+READ = Stage("read", _read, _read_facts)
+
+PREPROCESS = Stage("preprocess", _preprocess, _preprocess_facts)
