@@ -138,10 +138,12 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
             "`ray start` was called there"
         )
         advice = f"look at {keys if denied else 'AWS_ENDPOINT_URL'}"
-    return ServiceError(
+    problem = ServiceError(
         f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}, asked by {host}: {text}",
         next_step=advice,
     )
+    problem.transient = not (denied or none)
+    return problem
 
 
 def use_stores(stores: Mapping[str, StoreSpec]) -> None:

@@ -50,6 +50,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.installed import PACKAGE_DIR
 from penstock.messages import describe_error
+from penstock.training.faults import device_error, may_pass
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from penstock.training.spec import TrainSpec
     from penstock.usercode.capture import UserCode
 
-__all__ = ["Columns", "Recipe", "RecipeModel", "device_error", "load_recipe"]
+__all__ = ["Columns", "Recipe", "RecipeModel", "load_recipe"]
 
 Columns = dict[str, Tensor]
 
@@ -311,9 +312,8 @@ class Recipe:
             raise
         except Exception as error:
             # An error of the device or the system, without a line of the user's, may pass.
-            if device := device_error(error):
-                raise device from error
-            if is_lost_peer(error) or (isinstance(error, RuntimeError | OSError) and not _user_frames(error)):
+            passes = isinstance(error, RuntimeError | OSError) and not _user_frames(error) and not device_error(error, "")
+            if is_lost_peer(error) or passes:
                 raise
             raise self._failed(what, error) from error
 
@@ -329,17 +329,19 @@ class Recipe:
             raise self._failed(f"{method}()", error) from error
 
     def _failed(self, what: str, error: BaseException) -> TrainingError:
-        device = device_error(error)
+        frames = _user_frames(error)
+        device = device_error(error, f" ({frames[-1]})" if frames else "")
         if device is not None:
             return device
         row = "Expected more than 1 value per channel" in str(error)  # of batch norm
-        return TrainingError(
-            f"{self._target}: {what} failed: {_where(error)}",
-            problems=_user_frames(error)[:-1],
-            next_step="set train.last_batch: drop, or another train.batch_rows: the last batch has one row on this worker"
-            if row
-            else "correct the recipe and run the same command again",
-        )
+        advice, passes = "correct the recipe and run the same command again", may_pass(error)
+        if row:
+            advice = "set train.last_batch: drop, or another train.batch_rows: the last batch has one row on this worker"
+        elif passes:
+            advice = "run the same command again; if it fails in the same way, look at the machine or the service"
+        failed = TrainingError(f"{self._target}: {what} failed: {_where(error)}", problems=frames[:-1], next_step=advice)
+        failed.transient = passes
+        return failed
 
 
 @dataclass(frozen=True)
@@ -384,24 +386,6 @@ class RecipeModel:
     def predict(self, batch: Columns, rows: int) -> Tensor:
         """Predict the batch's rows, rows first."""
         return self.recipe.predict(self.model, batch, rows)
-
-
-def device_error(error: BaseException) -> TrainingError | None:
-    """Describe an error of a GPU that a restart would meet again; None for any other error."""
-    frames = _user_frames(error)
-    where = f" ({frames[-1]})" if frames else ""
-    if isinstance(error, torch.OutOfMemoryError):
-        return TrainingError(
-            f"the GPU has too little memory for a step: {'. '.join(str(error).split('. ')[:2])}{where}",
-            next_step="lower train.batch_rows, or raise train.accumulate, or set train.precision: bf16",
-        )
-    if isinstance(error, RuntimeError) and "device-side assert" in str(error):
-        return TrainingError(
-            "a check on the GPU failed (device-side assert): mostly an index out of range, such as a label that is not below "
-            f"the number of classes{where}",
-            next_step="run again with train.gpus: 0, which names the line and the value",
-        )
-    return None
 
 
 def _required_arguments(function: Callable[..., Any]) -> str:

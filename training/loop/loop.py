@@ -26,7 +26,7 @@ from penstock.training.loop.step_sync import Exchange
 from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
-from penstock.training.recipe import Recipe, device_error
+from penstock.training.recipe import Recipe
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
 
@@ -68,8 +68,6 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
         except BaseException as error:
             with contextlib.suppress(TrainingError):  # of a callback: the first error is the one to raise
                 callbacks.call("failure", error)
-            if device := device_error(error):  # seen where penstock waits for the GPU
-                raise device from error
             raise
         return end
 

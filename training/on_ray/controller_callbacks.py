@@ -50,7 +50,7 @@ class NoRetryOfUserErrors(ray.train.UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Raise the first such error."""
         for _, error in sorted(worker_exceptions.items()):
-            if isinstance(error, PenstockError):
+            if isinstance(error, PenstockError) and not error.transient:
                 raise error
 
 

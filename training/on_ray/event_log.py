@@ -71,6 +71,8 @@ class EventLog:
         self._restarts = 0
         self._step: int | None = None
         """The last step that was reported, of the newest worker group; rank 0 reports it a few times a second."""
+        self.refused = False
+        """Workers are started again after an error that they would only meet again, such as in a process that died of it."""
         self.saves = 0
         """Checkpoints that were begun."""
 
@@ -103,17 +105,18 @@ class EventLog:
         self._stalled = event
 
     def _starting(self, _event: WorkersStarting) -> None:
-        self._step = None
+        self._step, self.refused = None, self.refused or self.final_failure is not None
 
     def _started(self, event: WorkerStarted) -> None:
-        if event.restart > self._restarts:
+        if event.restart > self._restarts and not self.refused:
             self._restarts, self._stalled = event.restart, None
             self._failures.clear()
 
     @property
     def final_failure(self) -> PenstockError | None:
         """The error of a rank that a restart would only repeat, the earliest first."""
-        return next((failure.error for failure in self._failures.values() if isinstance(failure.error, PenstockError)), None)
+        errors = (failure.error for failure in self._failures.values() if failure.final)
+        return next((error for error in errors if isinstance(error, PenstockError)), None)
 
     def outcome(self, result: RankResult | None) -> TrainOutcome:
         """Describe the attempt by the checkpoints on storage. `result` is None when the workers had to be killed."""
@@ -149,6 +152,8 @@ class EventLog:
         elif first is not None:
             lines = first.text.strip().splitlines()
             cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
+            if isinstance(first.error, PenstockError):
+                cause, details = f"rank {first.rank}: {first.error.message}", list(first.error.problems)
         else:
             cause = f"{type(raised).__name__}: {raised}"
         if self._stalled is not None and self._stalled.blamed:  # the error is of a rank that waited for the stuck one

@@ -45,7 +45,7 @@ def train(
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continue from the newest checkpoint in `job.run_storage`.
 
-    Runs in the driver, in any thread; Ray is connected already. Worker deaths and exceptions that a user cannot correct are
+    Runs in the driver, in any thread; Ray is connected already. Worker deaths and errors that may pass (training/faults.py) are
     retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be
     written) ends the attempt at once.
 
@@ -89,7 +89,7 @@ def _follow(fit: Fit, mailbox: MailboxHandle, attempt: EventLog, watcher: Watche
     stopping = _Stopping(stop, mailbox, fit)
     try:
         fit.start()
-        while not fit.over.wait(POLL_S) and not stopping.given_up:
+        while not fit.over.wait(POLL_S) and not stopping.given_up and not attempt.refused:
             attempt.publish(ray.get(mailbox.call("take")))
             if stopping.pursue(attempt.saves):
                 attempt.publish([StopAsked()])

@@ -38,6 +38,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
+from penstock.training.faults import device_error
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
@@ -96,14 +97,14 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
 
 
 class AgainError(Exception):
-    """A lone rank failed with an exception that a user cannot correct: Ray starts the task again, as Ray Train would."""
+    """A lone rank failed with an exception that may pass: Ray starts the task again, as Ray Train would."""
 
 
 def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankResult] | None) -> RankResult:
     """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again if its process dies.
 
     Raises:
-        PenstockError: as the work raised it.
+        PenstockError: as the work raised it, unless it may pass.
         AgainError: for any other exception.
     """
     ray.get(mailbox.call("starting"))
@@ -111,9 +112,9 @@ def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankR
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, work or run_rank)
-    except PenstockError:
-        raise
     except Exception as error:  # a restart may help, and `train.retries` bounds them
+        if isinstance(error, PenstockError) and not error.transient:
+            raise
         raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
         if dist.is_initialized():  # else the recipe has ended it
@@ -133,7 +134,10 @@ def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, wo
             check_storage_probe(job.run_storage, job.attempt)
             return work(job, group, client, stop=registered["stop"], restart=registered["restart"])
     except BaseException as error:
-        client.put([_failure(group.rank, error)])
+        final = device_error(error, "")
+        client.put([_failure(group.rank, final or error)])
+        if final is not None:
+            raise final from error
         raise
 
 
@@ -309,6 +313,6 @@ def agree_on_checkpoint(
 
 
 def _failure(rank: int, error: BaseException) -> Failure:
-    final = isinstance(error, PenstockError)
+    final = isinstance(error, PenstockError) and not error.transient
     text = "".join(traceback.format_exception(error)[-12:])
     return Failure(rank=rank, final=final, text=text, error=error if isinstance(error, PenstockError) else None)

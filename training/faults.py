@@ -1,0 +1,56 @@
+"""Which errors of a worker may pass, so that a restart helps, and which would it only meet again? docs/deploy.md lists them."""
+
+from __future__ import annotations
+
+import errno
+
+from penstock.errors import TrainingError
+
+__all__ = ["device_error", "may_pass"]
+
+_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+_DEVICE = (
+    *("uncorrectable ECC error", "uncorrectable NVLink error", "hardware stack error", "unspecified launch failure"),
+    *("launch timed out", "devices are busy or unavailable", "device is unavailable", "no CUDA-capable device is detected"),
+    *("system not yet initialized", "CUDA error: unknown error", "CUBLAS_STATUS_EXECUTION_FAILED"),
+    *("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_EXECUTION_FAILED", "NCCL error"),
+)
+"""Words of errors of a GPU that another start, or another GPU, need not meet. Not an illegal access, which is a bug."""
+
+_SYSTEM = (
+    *(errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH),
+    *(errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+)
+
+_NETWORK = ("ConnectionError", "ConnectError", "Timeout", "TimeoutError")
+"""Ends of the names of errors of requests, urllib3, httpx, aiohttp and botocore."""
+
+
+def device_error(error: BaseException, where: str) -> TrainingError | None:
+    """Describe an error of a GPU that a restart would meet again; None for any other error."""
+    text = str(error)
+    if not isinstance(error, RuntimeError):
+        return None
+    if type(error).__name__ == "OutOfMemoryError" or any(each in text for each in _MEMORY):  # torch's
+        return TrainingError(
+            f"the GPU has too little memory for a step: {'. '.join(text.split('. ')[:2])}{where}",
+            next_step="lower train.batch_rows (of a function: the batch size in train.params), or raise train.accumulate, or "
+            "set train.precision: bf16",
+        )
+    if "device-side assert" in text:
+        return TrainingError(
+            "a check on the GPU failed (device-side assert): mostly an index out of range, such as a label that is not below "
+            f"the number of classes{where}",
+            next_step="run again with train.gpus: 0, which names the line and the value",
+        )
+    return None
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the fault may be gone at another try: of a network, of a store, or of a device."""
+    if isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) in _SYSTEM:
+        return True
+    if isinstance(error, RuntimeError) and any(each in str(error) for each in _DEVICE):
+        return True
+    return any(kind.__name__.endswith(_NETWORK) for kind in type(error).__mro__)
