@@ -64,6 +64,10 @@ class PenstockError(Exception):
         self.result: dict[str, Any] = {}
         self.parts: tuple[PenstockError, ...] = ()
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback through penstock."""
+        return [f"{type(self).__name__}: {self}"]
+
     def with_next_step(self, run: str = "") -> Self:
         """Add the usual next step if the error has none, and return the error, which ends a command.
 

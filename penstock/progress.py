@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Progress", "announce_wait", "silent"]
+__all__ = ["Progress", "announce_wait", "in_notebook", "silent"]
 
 _SILENCE_S = 2.0
 
@@ -34,3 +34,9 @@ def announce_wait(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")

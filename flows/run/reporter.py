@@ -1,4 +1,4 @@
-"""Show the progress of a run on stderr: bars on a terminal, lines elsewhere."""
+"""Show the progress of a run on stderr: bars on a terminal, an output a stage in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import time
+from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
@@ -13,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from penstock.progress import Progress
+from penstock.progress import Progress, in_notebook
 from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, StageOutcome
 
-__all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
+__all__ = ["NotebookReporter", "PlainReporter", "TerminalReporter", "make_reporter"]
 
 
 _MARK = {"reused": "=", "ran": "+", "resumed": ">"}
@@ -28,9 +29,14 @@ _FACTS_SHOWN = {"evaluate": 6}
 LINE_EVERY_S = 5.0
 """Seconds between two progress lines in a plain log."""
 
+NOTEBOOK_EVERY_S = 0.5
+"""Seconds between two changes of a line in a notebook."""
+
 
 def make_reporter() -> Reporter:
-    """Make a reporter: bars if stderr is a terminal, else lines."""
+    """Make a reporter: bars if stderr is a terminal, a line a stage in a notebook, else lines."""
+    if in_notebook():
+        return NotebookReporter()
     return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
 
 
@@ -77,6 +83,40 @@ class PlainReporter:
     def finished(self, outcome: StageOutcome) -> None:
         """Print the outcome of the stage."""
         self.report(_sentence(outcome))
+
+
+class NotebookReporter(PlainReporter):
+    """Shows one output a stage, which its progress changes in place, and prints the other lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: Any = None
+
+    def progress(self, stage: str) -> Progress:
+        """Return a callable that changes the stage's output."""
+        self._shown = self._shown or sys.modules["IPython"].display.display(_as_text(f"  {stage}"), raw=True, display_id=True)
+
+        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
+            now = time.monotonic()
+            if now - self._last.get(stage, 0.0) < NOTEBOOK_EVERY_S or self._shown is None:
+                return
+            self._last[stage] = now
+            of = f" of {total:,.0f}" if total else ""
+            self._shown.update(_as_text(f"  {stage}: {done:,.0f}{of} {unit}  {note}"), raw=True)
+
+        return update
+
+    def finished(self, outcome: StageOutcome) -> None:
+        """Put the outcome of the stage in the place of its progress."""
+        if self._shown is None:
+            return super().finished(outcome)
+        shown, self._shown = self._shown, None
+        shown.update(_as_text(_sentence(outcome)), raw=True)
+        _to_prefect(_sentence(outcome))
+
+
+def _as_text(text: str) -> dict[str, str]:
+    return {"text/plain": redact_text(text.rstrip())}
 
 
 class TerminalReporter:

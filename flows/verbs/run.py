@@ -19,6 +19,7 @@ from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean
+from penstock.progress import in_notebook
 from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_local
 from penstock.tasks.records.at_work import holders_of_runs
@@ -72,7 +73,9 @@ def run(
             "on_report=... gets the reports of a function, and the pipeline has no train.loop",
             next_step="leave it out; a callback of train.callbacks is called while a recipe trains",
         )
-    return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
+    # A notebook shows stderr as an alarm.
+    with contextlib.redirect_stderr(sys.stdout) if in_notebook() else contextlib.nullcontext():
+        return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
 
 
 def load_given(
