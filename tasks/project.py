@@ -190,13 +190,13 @@ class Project:
             return None
         if name.startswith("models:/"):
             return self._registered_start(name)
-        return find_start(name, self.base_dir, self.storage)
+        return find_start(name, self.base_dir, self.storage, whole=self.spec.train.loop is not None)
 
     def check_start(self) -> None:
         """Raise SpecError if `train.start_from` is a file or a run that does not exist; a store or a registry is not asked."""
         name = self.spec.train.start_from
         if name is not None and not name.startswith("models:/") and (is_local(self.spec.storage) or "run:" not in name):
-            find_start(name, self.base_dir, self.storage)
+            find_start(name, self.base_dir, self.storage, whole=self.spec.train.loop is not None)
 
     def _registered_start(self, model: str) -> StartWeights:
         registry = self.registry
@@ -205,7 +205,8 @@ class Project:
                 f"train.start_from: {model!r}: registry {self.spec.tracking.registry!r} cannot give weights",
                 next_step="name a file of weights, or run:<run>",
             )
-        return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model)
+        whole = self.spec.train.loop is not None
+        return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model, whole=whole)
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

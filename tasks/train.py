@@ -16,7 +16,6 @@ from penstock.tasks.records.keys import framework_versions
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint
-from penstock.training.checkpoint.start_from import START
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
@@ -95,7 +94,7 @@ def model_spec(ctx: RunContext) -> ModelSpec:
 def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
     """Return the checkpoints of a run."""
     spec = project.spec.train.checkpoint
-    return CheckpointStore(run_storage, keep=spec.keep, best=spec.best)
+    return CheckpointStore(run_storage, spec.keep, spec.best, spec.keep_best)
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -112,7 +111,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.reporter.report("train: this run has no checkpoint left; it starts at step 0 again")
 
     if not committed and (start := ctx.project.start_from) is not None:
-        ctx.work_storage.write_bytes(START, start.read())
+        start.store(ctx.work_storage)
         if start.name != job.spec.start_from:
             ctx.reporter.report(f"train: train.start_from is {start.name}")
 
@@ -146,6 +145,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
     _check_ended_well(ctx, outcome)
+    if job.spec.checkpoint.keep == 0 and store.prune(ended=True):
+        outcome = outcome.model_copy(update={"checkpoint": chosen_checkpoint(outcome)})
+        ctx.tracker.checkpoints(store.committed())
     if warning := best_warning(job.spec.checkpoint.best, outcome):
         ctx.warn(f"train: {warning}")
     resumed = outcome.resumed_from_step is not None

@@ -21,7 +21,7 @@ def split_names(datasets: Mapping[str, str] | str) -> dict[str, Split]:
 
 
 class BestSpec(Section):
-    """Which checkpoint is the best one, kept besides the newest."""
+    """Which checkpoint is the best one."""
 
     metric: Annotated[str, OnResume.WARN] = "val/loss"
     """A validation metric, as MLflow shows it, or any that a `loop` reports with a checkpoint."""
@@ -38,10 +38,19 @@ class CheckpointSpec(Section):
     """Save when so many seconds have passed since the last checkpoint."""
     every_epoch: Annotated[bool, OnResume.FREE] = True
     """Save at the end of each epoch, unless that is a round of boosting: `every_steps` counts rounds."""
-    keep: Annotated[PositiveInt, OnResume.FREE] = 3
-    """Newest checkpoints kept; at least two protect against a damaged newest one."""
+    keep: Annotated[NonNegativeInt, OnResume.FREE] = 3
+    """Newest checkpoints kept; at least two protect against a damaged newest one. 0 keeps one while training runs, and in the
+    end only the model's (docs/resume.md)."""
     best: Annotated[BestSpec | None, OnResume.WARN] = None
     """Keep the best by a validation metric, of equals the latest, and register that one, not the last."""
+    keep_best: Annotated[PositiveInt, OnResume.FREE] = 1
+    """Best checkpoints kept by `best`, besides the newest."""
+
+    @model_validator(mode="after")
+    def _best_has_a_metric(self) -> CheckpointSpec:
+        if self.keep_best > 1 and self.best is None:
+            raise ValueError("`keep_best` needs the metric that it goes by: best: {metric: val/loss}")
+        return self
 
 
 class TrainSpec(Section):
@@ -88,7 +97,8 @@ class TrainSpec(Section):
     start_from: str | None = None
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
     `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
-    The content is part of the key."""
+    For `loop`
+    any file or folder: `ray.train.get_checkpoint()` gives it at the beginning. The content is part of the key."""
     datasets: dict[str, Literal["split", "whole", "train", "validation", "test"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). A name of your own is one of a split: `{holdout: test}`; `valid` and `val` are names of validation. Or

@@ -255,9 +255,9 @@ def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint
     """
     if not project.storage.is_local:
         return []
-    folder, keep = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint.keep
-    # One more is written before the oldest is deleted, and the best may be an old one.
-    count = keep + (2 if project.spec.train.checkpoint.best else 1)
+    folder, spec = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint
+    # One more is written before the oldest is deleted, and the best may be old ones.
+    count = max(1, spec.keep) + 1 + (spec.keep_best if spec.best else 0)
     weights, with_optimizer = count * weights_bytes, count * checkpoint_bytes
     free = shutil.disk_usage(folder).free
     problem = f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take"

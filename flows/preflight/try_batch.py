@@ -38,12 +38,12 @@ from penstock.messages import counted
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
-from penstock.training.checkpoint.start_from import START, StartWeights
+from penstock.training.checkpoint.folder import files_in
+from penstock.training.checkpoint.start_from import StartWeights
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
-from penstock.training.session.folder import files_in
 
 __all__ = ["try_one_batch"]
 
@@ -232,7 +232,7 @@ def _try_training(
     rows = {"train": copies * manifest.rows["train"], **dict.fromkeys(splits, manifest.rows["train"])}
     run = Storage(str(folder / RUN))
     if (start := project.start_from) is not None:
-        run.write_bytes(START, start.read())
+        start.store(run)
     job = TrainJob(
         run_storage=run,
         data_storage=Storage(str(folder / ROWS)),

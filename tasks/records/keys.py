@@ -43,6 +43,7 @@ _NOT_IN_TRAIN_KEY = (
     "checkpoint.every_s",
     "checkpoint.every_epoch",
     "checkpoint.keep",
+    "checkpoint.keep_best",
 )
 
 

@@ -186,6 +186,19 @@ def test_newest_and_best_are_kept_later_of_equals(storage: Storage) -> None:
     assert len(storage.list("checkpoints")) == 3
 
 
+def test_several_best_are_kept_and_with_keep_0_none_besides(storage: Storage) -> None:
+    store = CheckpointStore(storage, keep=0, best=BestSpec(metric="val/loss"), keep_best=2)
+    for step, loss in enumerate([0.5, 0.1, 0.2, 0.9, 0.3], start=1):
+        store.write(snapshot(step, metrics={"val/loss": loss}))
+        store.prune()
+    assert [checkpoint.manifest.step for checkpoint in store.committed()] == [5, 3, 2]
+    assert len(store.prune(ended=True)) == 1
+    assert [checkpoint.manifest.step for checkpoint in store.committed()] == [3, 2]
+    without_best = CheckpointStore(storage, keep=0)
+    without_best.prune(ended=True)
+    assert [checkpoint.manifest.step for checkpoint in without_best.committed()] == [3]
+
+
 def test_checkpoint_without_metric_is_never_best(storage: Storage) -> None:
     store = CheckpointStore(storage, keep=1, best=BestSpec(metric="val/loss"))
     store.write(snapshot(1, metrics={"train/loss": 0.0}))

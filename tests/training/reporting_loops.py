@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -74,3 +75,17 @@ def two_parts(config):
     """Reports two checkpoints of two files."""
     for number in range(2):
         save({"loss": 1.0}, {"a": b"%d" % number, "b": b"%d" % number})
+
+
+def counted(checkpoint):
+    """Return the count in a checkpoint; 0 if there is none."""
+    with checkpoint.as_directory() as folder:
+        path = Path(folder, "count")
+        return int(path.read_text()) if path.exists() else 0
+
+
+def goes_on(config):
+    """Counts on from the count in its checkpoint."""
+    first = counted(ray.train.get_checkpoint())
+    save({"loss": 1.0}, {"count": b"%d" % (first + 1)})
+    return [first, counted(ray.train.get_checkpoint())]

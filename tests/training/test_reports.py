@@ -22,6 +22,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint import store as store_module
 from penstock.training.checkpoint.manifest import StoredFile
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import find_start
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Event, Notice, Point, Reported, Shown, Warned
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
@@ -31,7 +32,7 @@ from penstock.training.ranks import Group
 from penstock.training.session.reported import file_name
 from penstock.training.session.session import Session
 from penstock.training.spec import TrainSpec
-from tests.training.digits import ListClient
+from tests.training.digits import ListClient, make_job, train_alone
 from tests.training.ranks import run_ranks
 from tests.training.test_ray_train import loop_job, newest, run_alone, without_ray
 
@@ -181,3 +182,33 @@ def test_kill_between_parts_leaves_the_checkpoint_before(tmp_path: Path) -> None
     assert found is not None and (found.state.step, warnings, len(store._storage.list())) == (1, [], 2)
     again = run_alone(loop_job(tmp_path, "two_parts", file=FILE, attempt=2))
     assert (again.resumed_from_step, again.status) == (1, "finished") and len(store._storage.list()) == len(store.committed())
+
+
+def starting_from(folder: Path, name: str, run: str) -> TrainJob:
+    """A job of the function `goes_on` that begins with what `name` names."""
+    start = find_start(name, folder, Storage(str(folder)), whole=True)
+    job = loop_job(folder, "goes_on", file=FILE, run=run, start_from=name)
+    RAY_TRAIN.check(job.code, job.spec)
+    start.store(job.run_storage)
+    return job
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_function_begins_with_named_file_folder_or_run(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "count").write_text("40")
+    (tmp_path / "count").write_text("70")
+    by_folder = run_alone(starting_from(tmp_path, "base", "runs/one"))
+    assert by_folder.returned == ([40, 41],) and by_folder.resumed_from_step is None
+    again = replace(starting_from(tmp_path, "base", "runs/one"), attempt=2)
+    assert run_alone(again).returned == ([41, 42],), "what continues has a checkpoint of its own"
+    assert run_alone(starting_from(tmp_path, "count", "runs/two")).returned == ([70, 71],)
+    assert run_alone(starting_from(tmp_path, "run:one", "runs/three")).returned == ([42, 43],)
+    train_alone(make_job(tmp_path, run="runs/recipe", max_steps=1))
+    of_recipe = starting_from(tmp_path, "run:recipe", "runs/four")
+    assert [*of_recipe.run_storage.tree("start_from")] == ["start_from/model.safetensors"]
+    digests = [find_start(name, tmp_path, Storage(str(tmp_path)), whole=True).digest for name in ("base", "count", "run:one")]
+    (tmp_path / "base" / "count").write_text("41")
+    assert len({*digests, find_start("base", tmp_path, Storage(str(tmp_path)), whole=True).digest}) == 4
+    with pytest.raises(SpecError, match="is not a file of weights"):
+        find_start("base", tmp_path, Storage(str(tmp_path)))

@@ -13,7 +13,8 @@ __all__ = ["job_checkpoints", "outcome_of"]
 
 def job_checkpoints(job: TrainJob) -> CheckpointStore:
     """Return the checkpoints of the run that `job` belongs to."""
-    return CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+    spec = job.spec.checkpoint
+    return CheckpointStore(job.run_storage, spec.keep, spec.best, spec.keep_best)
 
 
 def outcome_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,6 +12,7 @@ from pathlib import Path
 from penstock.digest import file_digest
 from penstock.errors import SpecError
 from penstock.storage import Storage
+from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import BestSpec
@@ -17,7 +20,7 @@ from penstock.training.spec import BestSpec
 __all__ = ["START", "StartWeights", "find_start"]
 
 START = "start_from"
-"""The file in a run's storage, from which all workers read."""
+"""The file in a run's storage from which all workers read, or the folder, for a function."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +31,33 @@ class StartWeights:
     """As written, with an alias replaced by its version (`models:/name/3`)."""
     find_digest: Callable[[], str]
     read: Callable[[], bytes]
-    """Fetches the file."""
+    """Fetches the file with the weights."""
+    fetch: Callable[[Path], None] | None = None
+    """Writes the files into a local folder, for a function, which gets them as they are."""
 
     @cached_property
     def digest(self) -> str:
         """Of the content: the train stage's key holds it, not the name."""
         return self.find_digest()
 
+    def store(self, run_storage: Storage) -> None:
+        """Copy the weights, or the folder, into the storage of a run."""
+        if self.fetch is None:
+            run_storage.write_bytes(START, self.read())
+            return
+        run_storage.delete(START)
+        with tempfile.TemporaryDirectory(prefix="penstock-start-") as folder:
+            self.fetch(Path(folder))
+            for name, path in files_in(Path(folder)).items():
+                run_storage.child(START).put_file(path, name)
 
-def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
+
+def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = False) -> StartWeights:
     """Look up the file or run that `train.start_from` names, without reading it.
 
     Args:
         name: a file (`.safetensors`, `.pt`, `.pth`) relative to `base_dir`, or `run:<run>` of `storage`.
+        whole: for a function: any file or folder, and of a run the folder that was reported, or its weights.
 
     Raises:
         SpecError: it is not there.
@@ -48,7 +65,10 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
     if name.startswith("run:"):
         run = storage.child(f"runs/{Path(name.removeprefix('run:')).name}")
         newest = next(iter(CheckpointStore(run).committed()), None)
-        if newest is None or MODEL not in newest.manifest.files:
+        there = newest.manifest.files if newest is not None else {}
+        files = [each for each in there if each.startswith(f"{FOLDER}/")] if whole else []
+        files = files or [each for each in there if each == MODEL]
+        if newest is None or not files:
             raise SpecError(
                 f"train.start_from: {name!r} is not a run with a torch model in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
@@ -57,11 +77,28 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
         rule = newest.manifest.settings.get("train.checkpoint.best")
         best = CheckpointStore(run, best=BestSpec.model_validate(rule)).best() if rule is not None else None
         chosen = best or newest  # as the run's own outcome
-        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, MODEL))
+        fetch = partial(fetch_folder, chosen.storage, files) if whole else None
+        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, MODEL), fetch)
     file = base_dir / name
+    if whole and file.exists():
+        return StartWeights(name, partial(_digest, file), file.read_bytes, partial(_copy, file))
     if not file.is_file() or file.suffix not in (".safetensors", ".pt", ".pth"):
         raise SpecError(
             f"train.start_from: {name!r} is not a file of weights in {base_dir}",
             next_step="name a .safetensors, .pt or .pth file, run:<run>, or a registered model as models:/NAME@ALIAS",
         )
     return StartWeights(name, partial(file_digest, file), file.read_bytes)
+
+
+def _digest(place: Path) -> str:
+    return folder_digest({name: file_digest(path) for name, path in _files(place).items()})
+
+
+def _copy(place: Path, into: Path) -> None:
+    for name, path in _files(place).items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, into / name)
+
+
+def _files(place: Path) -> dict[str, Path]:
+    return files_in(place) if place.is_dir() else {place.name: place}

@@ -114,11 +114,12 @@ class CheckpointStore:
 
     Args:
         storage: rooted at the run; checkpoints are in `checkpoints/` below it.
-        keep: number of the newest checkpoints that `prune` keeps.
-        best: the metric by which one more is kept.
+        keep: number of the newest checkpoints that `prune` keeps; 0 is one until training has ended.
+        best: the metric by which more are kept.
+        keep_best: their number.
     """
 
-    def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None) -> None:
+    def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None, keep_best: int = 1) -> None:
         self._storage = storage.child(FOLDER)
         self._fence = Fence(storage)
         self._record: WriterRecord | None = None
@@ -126,6 +127,7 @@ class CheckpointStore:
         """See `take_over`."""
         self._keep = keep
         self._best = best
+        self._keep_best = keep_best
 
     def take_over(self, writer: Writer) -> None:
         """Become the writer: later commits of earlier writers do not count. Rank 0 calls it before it reads.
@@ -270,16 +272,19 @@ class CheckpointStore:
 
         Small validation splits give the same value to many: the one that learned longer is the better guess.
         """
-        return _best(self.committed(), self._best)
+        return next(iter(_ranked(self.committed(), self._best)), None)
 
-    def prune(self) -> list[str]:
-        """Delete all but the newest ones and the best one; return the deleted names. A kill half-way does no harm."""
+    def prune(self, *, ended: bool = False) -> list[str]:
+        """Delete all but the newest ones and the best ones; return the deleted names. A kill half-way does no harm.
+
+        Args:
+            ended: training has come to its end: with `keep` 0 the model's checkpoint alone stays, the best one or the newest.
+        """
         self.check_not_replaced()
         committed = self.committed()
-        kept = {checkpoint.name for checkpoint in committed[: self._keep]}
-        best = _best(committed, self._best)
-        if best is not None:
-            kept.add(best.name)
+        best = _ranked(committed, self._best)[: self._keep_best]
+        newest = committed[: self._keep if (ended and best) else max(1, self._keep)]
+        kept = {checkpoint.name for checkpoint in [*newest, *best]}
         dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
         for name in dropped:
             self._remove(name)
@@ -446,13 +451,14 @@ def _step_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _best(checkpoints: list[Checkpoint], rule: BestSpec | None) -> Checkpoint | None:
+def _ranked(checkpoints: list[Checkpoint], rule: BestSpec | None) -> list[Checkpoint]:
+    """Sort the checkpoints that have the metric, the best first, of equals the latest; empty without a rule."""
     if rule is None:
-        return None
+        return []
     sign = 1.0 if rule.mode == "min" else -1.0
     rated = [
         (sign * value, -item.manifest.step, item)
         for item in checkpoints
         if (value := item.manifest.metrics.get(rule.metric)) is not None
     ]
-    return min(rated, key=lambda entry: entry[:2])[2] if rated else None
+    return [item for *_, item in sorted(rated, key=lambda entry: entry[:2])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +16,7 @@ import safetensors.torch
 
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
+from penstock.training.checkpoint.folder import FOLDER
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.start_from import StartWeights
 from penstock.training.checkpoint.state_files import weights_digest
@@ -77,7 +79,7 @@ def fetched_model(model: str | Path, tracking_uri: str | None = None) -> Iterato
         yield _fetched(str(model), tracking_uri or _found_uri(), fetched)
 
 
-def registered_weights(model: str, uri: str) -> StartWeights:
+def registered_weights(model: str, uri: str, *, whole: bool = False) -> StartWeights:
     """See `GivesWeights.weights`.
 
     Raises:
@@ -105,23 +107,34 @@ def registered_weights(model: str, uri: str) -> StartWeights:
             raise SpecError(problem, next_step=f"{there}name the registry that has it: MLFLOW_TRACKING_URI") from error
         raise ServiceError(problem, next_step="when it answers again, run the same command") from error
     found = f"models:/{version.name}/{version.version}"
-    if MODEL not in {Path(file.path).name for file in files}:
+    names = {Path(file.path).name for file in files}
+    part = FOLDER if whole and FOLDER in names else MODEL
+    if part not in names:
         raise SpecError(
             f"train.start_from: {found} has no {MODEL}, so it is not a torch model that penstock has registered",
             next_step="download its weights, and name the file: a .safetensors, or what torch.save made of a state_dict",
         )
-    read = partial(_content, f"{folder}/{MODEL}", uri)
+    read, fetch = partial(_content, f"{folder}/{part}", uri), partial(_fetch, f"{folder}/{part}", uri)
     known = digest or weights_digest(safetensors.torch.load(read()))
-    return StartWeights(found, lambda: known, read)
+    return StartWeights(found, lambda: known, read, fetch if whole else None)
 
 
 def _content(artifact: str, uri: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="penstock-weights-") as folder:
+        _fetch(artifact, uri, Path(folder))
+        return Path(folder, MODEL).read_bytes()
+
+
+def _fetch(artifact: str, uri: str, into: Path) -> None:
+    """Download a file into a folder, or the content of one."""
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-weights-") as folder:
-            return Path(mlflow.artifacts.download_artifacts(artifact, dst_path=folder, tracking_uri=uri)).read_bytes()
+            found = Path(mlflow.artifacts.download_artifacts(artifact, dst_path=folder, tracking_uri=uri))
+            for each in found.iterdir() if found.is_dir() else [found]:
+                shutil.move(each, into / each.name)
     except MlflowException as error:
         raise ServiceError(
             f"train.start_from: {redact_text(artifact)} cannot be downloaded: {error.message}",

@@ -125,11 +125,11 @@ class MlflowRegistry:
 
         return load_model(f"models:/{name}/{version}", uri)
 
-    def weights(self, uri: str, model: str) -> StartWeights:
+    def weights(self, uri: str, model: str, *, whole: bool = False) -> StartWeights:
         """See `GivesWeights`."""
         from penstock.training.registry.load import registered_weights
 
-        return registered_weights(model, uri)
+        return registered_weights(model, uri, whole=whole)
 
 
 def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:

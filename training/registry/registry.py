@@ -177,12 +177,13 @@ class KeepsAliases(Protocol):
 class GivesWeights(Protocol):
     """The method that `train.start_from: models:/...` needs of a registry. Runs in the driver."""
 
-    def weights(self, uri: str, model: str) -> StartWeights:
+    def weights(self, uri: str, model: str, *, whole: bool = False) -> StartWeights:
         """Look up the weights of a version; they are fetched when they are read.
 
         Args:
             uri: of the registry, as `default_uri` returns it.
             model: `models:/name@alias` or `models:/name/version`.
+            whole: for a function: the folder that was reported, or the weights, by `StartWeights.fetch`.
 
         Raises:
             SpecError: there is no such version, or it has no torch weights.

@@ -22,6 +22,7 @@ from penstock.training.checkpoint.exactness import (
     with_reason,
 )
 from penstock.training.checkpoint.fence import Writer
+from penstock.training.checkpoint.folder import folder_digest
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
@@ -36,7 +37,6 @@ from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.rng import seed_rng
-from penstock.training.session.folder import folder_digest
 from penstock.training.session.reported import as_json
 from penstock.training.session.session import Session, StopAtCheckpoint, at_last_batch
 from penstock.training.state import TrainState

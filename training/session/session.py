@@ -28,8 +28,10 @@ from penstock.ingest.schema import SPLITS, Split
 from penstock.messages import describe_error
 from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
 from penstock.training.checkpoint.exactness import with_reason
+from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, StoredFile
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import START
 from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Notice, Point, Reported, Saving, Shown, TrainProgress, Warned, now_ms
@@ -39,7 +41,6 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import POLL_S, Group
 from penstock.training.rng import capture_rng, restore_rng
-from penstock.training.session.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
 from penstock.training.session.reported import Sorted, file_name, over_ranks, place_of_process, sort_values
 from penstock.training.session.shard import Shard
 from penstock.training.spec import split_names
@@ -129,6 +130,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._ends_early = False
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
+        if checkpoint is None and job.spec.start_from is not None and not knows_epochs:
+            start = job.run_storage.child(START)
+            fetch_folder(start, start.tree(), folder := Path(self._temporary.name, START))
+            self._newest = ray.train.Checkpoint.from_directory(str(folder))
         if checkpoint is not None:
             self._newest = self._unpacked(checkpoint)
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
@@ -159,7 +164,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._caveats[f"{operation} is not deterministic"] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
-        """Return the newest reported checkpoint; before that, the one that the attempt continues from.
+        """Return the newest reported checkpoint; before that, the one to continue from, or `train.start_from`.
 
         Every rank gets the files of all, as the storage has them: the folder that was reported may be deleted.
 

@@ -264,6 +264,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint.every_s": (60.0, None),
     "checkpoint.every_epoch": (True, False),
     "checkpoint.keep": (2, 4),
+    "checkpoint.keep_best": (1,),
     "stall_s": (120.0, 30.0),
     "checkpoint.best": (None, {"metric": "val/loss", "mode": "min"}),
 }
@@ -271,7 +272,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 LIMITS = {"train.epochs", "train.max_steps"}
 
-ELSEWHERE = {"recipe", "framework", "loop", "datasets", "callbacks"}
+ELSEWHERE = {"recipe", "framework", "loop", "datasets", "callbacks", "report"}
 
 
 def spec_of(choice: dict[str, Any]) -> dict[str, Any]:

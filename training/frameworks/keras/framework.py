@@ -26,7 +26,6 @@ _UNREAD = {
     "compile": "compile(jit_compile=True) does it",
     "callbacks": "schedules are the optimizer's; the best checkpoint is train.checkpoint.best",
     "last_batch": "the last batch of an epoch is kept",
-    "start_from": "load weights where the model is built",
 }
 """Field that is not read -> the way to do it here."""
 

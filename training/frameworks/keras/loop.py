@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from penstock.training.checkpoint.start_from import START
 from penstock.training.frameworks.keras.library import backend, build, choose_backend, import_keras, inputs_of
 from penstock.training.frameworks.keras.loading import (
     OPTIMIZER,
@@ -65,6 +66,8 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     if newest is not None:
         for name, theirs in variables.items():
             read_variables(Path(newest.path, name).read_bytes(), theirs, f"{name} of a checkpoint")
+    elif job.spec.start_from is not None:
+        read_variables(job.run_storage.read_bytes(START), model.variables, f"train.start_from: {job.spec.start_from}")
 
     before = _unsaved(model)
 

@@ -36,7 +36,6 @@ _UNREAD = {
     "callbacks": "configure_callbacks() returns Lightning's",
     "validate_every_steps": "the end of each epoch validates",
     "last_batch": "the last batch of an epoch is kept",
-    "start_from": "load weights in configure_model()",
 }
 """Field that is not read -> the way to do it here."""
 

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from penstock.training.checkpoint.matching import load_matching, start_weights
 from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
 from penstock.training.job import TrainJob
@@ -122,6 +123,10 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             """Whether only a part of the epoch is trained here, as it continues in its middle."""
             self._of_part: set[str] = set()
             """Names of means over that part."""
+
+        def on_fit_start(self, trainer: Any, module: Any) -> None:
+            if spec.start_from is not None and session.get_checkpoint() is None:  # the module has its layers by now
+                print(load_matching(module, start_weights(job.run_storage), spec.start_from))
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             refuse_averages(trainer.callbacks)

@@ -18,6 +18,7 @@ from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
+from penstock.training.checkpoint.folder import FOLDER
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.frameworks.ray_train.loading import LoopModel
@@ -30,7 +31,6 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.session.attempt import run_session
-from penstock.training.session.folder import FOLDER
 from penstock.training.session.session import Session, StopAtCheckpoint
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
@@ -39,7 +39,7 @@ __all__ = ["RAY_TRAIN", "RayTrainFramework", "run_loop_rank"]
 
 _UNREAD = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
-    *("validate_every_steps", "last_batch", "start_from"),
+    *("validate_every_steps", "last_batch"),
 )
 """Fields that a user's loop does not read."""
 

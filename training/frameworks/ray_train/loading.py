@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock.errors import TrainingError
 from penstock.storage import Storage
+from penstock.training.checkpoint.folder import FOLDER, fetch_folder
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
-from penstock.training.session.folder import FOLDER, fetch_folder
 
 __all__ = ["LoopModel", "load"]
 

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.errors import SpecError
+from penstock.errors import CheckpointError, SpecError
 from penstock.ingest.feed.batch import Batch
+from penstock.storage import Storage
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.keras.framework import KERAS
 from penstock.training.frameworks.on_workers import installed
@@ -29,7 +31,7 @@ from penstock.training.session.shard import Shard
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
-from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job
+from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job, train_alone
 from tests.training.test_ray_train import loop_job, session_of
 
 if not installed("keras"):  # to import it would choose its backend
@@ -141,6 +143,20 @@ def test_keras_model_is_loaded_and_unread_fields_are_refused(tmp_path: Path, mon
         KERAS.check(job.code, job.spec.model_copy(update={"workers": 2}))
     with pytest.raises(SpecError, match=r"(?s)train\.learning_rate is not read.*train\.compile is not read"):
         KERAS.check(job.code, job.spec.model_copy(update={"learning_rate": 0.5, "compile": True}))
+
+
+def test_model_begins_with_the_variables_of_another_run(tmp_path: Path) -> None:
+    def trained(run: str, target: str = "digits", steps: int = 1, start: str | None = None) -> str:
+        job = keras_job(tmp_path, f"runs/{run}", target=target, max_steps=steps, start_from=start)
+        if start is not None:
+            find_start(start, tmp_path, Storage(str(tmp_path))).store(job.run_storage)
+        KERAS.run_rank(job, Group(0, 1, CPU), ListClient())
+        return job_checkpoints(job).committed()[0].manifest.weights_digest
+
+    assert trained("base", steps=3) != trained("on", start="run:base") != trained("new")
+    train_alone(make_job(tmp_path, run="runs/torch", max_steps=1))
+    with pytest.raises(CheckpointError, match=r"train\.start_from: run:torch does not fit the model"):
+        trained("other", start="run:torch")
 
 
 def test_to_tf_dataset_starts_an_epoch_with_each_pass(tmp_path: Path) -> None:

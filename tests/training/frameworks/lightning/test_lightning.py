@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from penstock.errors import SpecError, TrainingError
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
+from penstock.storage import Storage
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING
 from penstock.training.frameworks.lightning.library import make_module
@@ -149,12 +152,22 @@ def test_lightning_page_fits_template_and_names_unread_fields(tmp_path: Path) ->
         "callbacks": ["ema"],
         "validate_every_steps": 3,
         "last_batch": "drop",
-        "start_from": "a.pt",
     }
     assert set(ends.split("`")[1::2]) == refused.keys()
     with pytest.raises(SpecError) as told:
         LIGHTNING.check(project.recipe, loaded.spec.train.model_copy(update=refused))
     assert [name for name in refused if f"train.{name}" not in str(told.value)] == []
+
+
+def test_module_begins_with_the_weights_of_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone(lightning_job(tmp_path, "runs/base", workers=1, max_steps=3))
+    jobs = [lightning_job(tmp_path, f"runs/{name}", workers=1, max_steps=1, start_from=name) for name in ("run:base", None)]
+    find_start("run:base", tmp_path, Storage(str(tmp_path))).store(jobs[0].run_storage)
+    for job in jobs:
+        alone(job)
+    one, other = (job_checkpoints(job).committed()[0].manifest for job in jobs)
+    assert re.search(r"(\d+) of \1 weights are those of run:base\n", capsys.readouterr().out)
+    assert one.step == other.step == 1 and one.weights_digest != other.weights_digest
 
 
 def test_lightning_unread_fields_are_refused_by_name(tmp_path: Path) -> None:
