@@ -1,7 +1,8 @@
 """How does a program of your own read a dataset that penstock has prepared? By its address, in any training loop.
 
 It is the feed of `penstock run`: every row once an epoch (or in given shares), in an order that depends only on the seed and
-the epoch, divided over any number of ranks, with exact resume from `state_dict()`.
+the epoch (and on the shards, which are dealt to lanes), divided over any number of ranks, with exact resume from
+`state_dict()`.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ def open_feed(
     mixture = None
     if not isinstance(dataset, str):
         mixture = _mixture(dataset, [manifest.rows[split] for _, manifest in parts], chosen)
-        if spec.mode != "global" or spec.sample is not None:
+        if spec.mode != "global" or spec.sample is not None or spec.lanes not in ("auto", 1):
+            beside = "a sample" if spec.sample is not None else f"lanes={spec.lanes}, as each rank draws from all shards"
             raise SpecError(
                 "open_feed: several datasets cannot be mixed with "
-                + ("a sample" if spec.sample is not None else f"shuffle={spec.mode!r}, only with 'global'"),
+                + (f"shuffle={spec.mode!r}, only with 'global'" if spec.mode != "global" else beside),
                 next_step="omit it, or open one dataset",
             )
-    order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
+    dealt = shards if mixture is None else ()
+    order = make_order(spec, sum(shards), dealt, chosen.batch_rows).model_copy(update={"mixture": mixture})
     try:
         feed = open_parts(parts, split, order=order, part=chosen.share(), columns=chosen.columns)
     except (KeyError, ValueError) as error:

@@ -13,13 +13,14 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 __all__ = ["STAGE", "train_order"]
 
 
-def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest) -> Order:
-    """Return the order of a dataset's train split."""
-    return make_order(shuffle, manifest.rows.get("train", 0), [shard.rows for shard in manifest.shards_of("train")])
+def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest, batch_rows: int) -> Order:
+    """Return the order of a dataset's train split. Raises SpecError if it has fewer rows than `shuffle.lanes`."""
+    shards = [shard.rows for shard in manifest.shards_of("train")]
+    return make_order(shuffle, manifest.rows.get("train", 0), shards, batch_rows)
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    order = train_order(ctx.project.spec.shuffle, ctx.manifest)
+    order = train_order(ctx.project.spec.shuffle, ctx.manifest, ctx.project.spec.train.batch_rows)
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 
@@ -33,7 +34,8 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 def _facts(output: dict[str, Any]) -> Facts:
     order = Order.model_validate(output["order"])
     shown = (("mode", order.mode), ("seed", str(order.seed)), ("rows", f"{order.rows:,}"))
-    return (*shown, ("fingerprint", output["fingerprint"]))  # a terminal has three; this is for a comparison
+    # A terminal has three; these are for a comparison.
+    return (*shown, ("lanes", str(order.lanes)), ("fingerprint", output["fingerprint"]))
 
 
 STAGE = Stage("shuffle", _run, _facts, _verify)

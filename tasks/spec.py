@@ -135,6 +135,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if train.last_batch != "keep" and spec.shuffle.by_length is not None:
         problems.append(("train.last_batch", f"steps by length (shuffle.by_length) have no last one to {train.last_batch}"))
     problems += _variable_problems(spec)
+    if spec.materialize.cache != "disk" and spec.shuffle.lanes not in ("auto", 1):
+        problems.append(("shuffle.lanes", "only shards on disk are dealt to lanes; leave lanes out, or use cache: disk"))
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
     elif spec.shuffle.mode != "windowed" and spec.shuffle.window_of == "shards":

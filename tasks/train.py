@@ -173,6 +173,10 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         save_attempt(exactness=event.exactness, resumed_from_step=event.step)
 
     def started(event: WorkerStarted) -> None:
+        before = ctx.attempt.workers.get(event.rank, "").rpartition(":")[0]
+        if before not in ("", event.host) and ctx.order.lanes > 1 and not ctx.project.storage.is_local:
+            moved = f"rank {event.rank} moves from {before} to {event.host}"
+            report(f"train: {moved}, which fetches the shards of its lanes unless it has them")
         save_attempt(workers={**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"})
 
     def lost(event: WorkersLost) -> None:

@@ -72,6 +72,7 @@ def penstock_feed(
     mode: str,
     prefetch: int,
     window_rows: int = 1 << 18,
+    lanes: int | str = "auto",
     from_the_start: bool = False,
 ) -> Batches:
     """penstock's feed in one of its orders.
@@ -81,15 +82,16 @@ def penstock_feed(
     """
     if from_the_start:
         penstock.ingest.feed.read_ahead.LOST_S = 0.0
-    feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows)
+    feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows, lanes)
     for batch in feed.batches(epoch):
         yield batch.columns["x"], batch.columns["label"]
 
 
 @functools.lru_cache(maxsize=4)
-def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int, window_rows: int) -> Any:
+def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int, window_rows: int, lanes: int | str) -> Any:
     made = manifest(rows, Path(folder))
-    order = make_order(ShuffleSpec.model_validate({"mode": mode, "seed": 17, "window_rows": window_rows}), rows.rows)
+    spec = ShuffleSpec.model_validate({"mode": mode, "seed": 17, "window_rows": window_rows, "lanes": lanes})
+    order = make_order(spec, rows.rows, [shard.rows for shard in made.shards], BATCH * world)
     return open_cached_feed(
         Storage(folder), made, "train", batch_rows=BATCH * world, order=order, rank=rank, world_size=world, prefetch=prefetch
     )
@@ -265,6 +267,11 @@ CONTENDERS: dict[str, Contender] = {
     "penstock, global, no thread": Contender(functools.partial(penstock_feed, mode="global", prefetch=0), "penstock"),
     "penstock, global, always a thread": Contender(
         functools.partial(penstock_feed, mode="global", prefetch=2, from_the_start=True), "penstock"
+    ),
+    "penstock, global, one lane": Contender(functools.partial(penstock_feed, mode="global", prefetch=2, lanes=1), "penstock"),
+    "penstock, global, 64 lanes": Contender(functools.partial(penstock_feed, mode="global", prefetch=2, lanes=64), "penstock"),
+    "penstock, windowed, one lane": Contender(
+        functools.partial(penstock_feed, mode="windowed", prefetch=2, lanes=1), "penstock"
     ),
     "penstock, windowed": Contender(functools.partial(penstock_feed, mode="windowed", prefetch=2), "penstock"),
     "penstock, as stored": Contender(functools.partial(penstock_feed, mode="none", prefetch=2), "penstock"),

@@ -17,6 +17,7 @@ from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
+from penstock.flows.verbs.plan import describe_workers, format_workers
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
@@ -61,7 +62,8 @@ def _check_the_rest(
     with passing_prints(lambda line: report(f"recipe: {line}")):
         check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
-    stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
+    ledger = Ledger(project.storage)
+    keys = stage_keys(project, ledger.stage_output)  # loads the model registry, too
     report(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
     describe_space = optional("penstock.flows.tune.space:describe_space")
     if describe_space is not None and (space := describe_space(loaded)):
@@ -89,8 +91,11 @@ def _check_the_rest(
         report(f"training   ok   {_describe_training(trained)}")
     for warning in warnings:
         report(f"warning: {warning}")
+    workers = describe_workers(project, ledger.stage_output("materialize", keys["materialize"].key) or {})
+    if workers is not None:
+        report(f"workers    ok   {format_workers(workers)}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
-    return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
+    return {"status": "done", **counts, "workers": workers, "ships": ships, "batch": batch, "warnings": warnings}
 
 
 def _describe_model(batch: dict[str, Any], rows: int) -> str:

@@ -23,9 +23,10 @@ from penstock.flows.run.decisions import (
 )
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.spec_file import LoadedSpec
+from penstock.ingest.feed.mapped_shards import most_of_a_rank
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
-from penstock.messages import run_command
+from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom, mixes_like, window_runs
+from penstock.messages import counted, run_command
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
@@ -36,7 +37,7 @@ from penstock.tasks.stage import Stage, VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING, STAGES
 from penstock.training.state import TrainState
 
-__all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
+__all__ = ["describe_mixing", "describe_workers", "format_workers", "plan_pipeline", "show_plan"]
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
@@ -76,6 +77,7 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         if entry["action"] != "reuse":
             will_run.add(stage.name)
     stages[STAGES.index("shuffle")]["mixing"] = describe_mixing(project, upstream["materialize"])
+    stages[STAGES.index("shuffle")]["workers"] = describe_workers(project, upstream["materialize"])
     if "train" in will_run:
         _plan_rows(stages[STAGES.index("materialize")], project, ledger)
     plan = {
@@ -128,6 +130,9 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
             f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window is worth "
             f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle"
         )
+    workers = next((entry["workers"] for entry in plan["stages"] if entry.get("workers")), None)
+    if workers is not None:
+        console.print(f"shuffle: {format_workers(workers)}")
 
 
 def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
@@ -139,10 +144,41 @@ def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | 
     shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
     if shuffle.mode != "windowed":
         return None
-    order = train_order(shuffle, DatasetManifest.model_validate(rows)) if rows else None
+    order = train_order(shuffle, DatasetManifest.model_validate(rows), batch_rows) if rows else None
+    if order is not None and order.lanes > 1:
+        return None  # counted on the order itself: `describe_workers`
     runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
     like = mixes_like(batch_rows, runs, shuffle.window_rows, order.rows if order is not None else float("inf"))
     return {"batch_rows": batch_rows, "like_rows": round(like, 1), "rows_known": order is not None}
+
+
+def describe_workers(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
+    """Describe what a worker reads of the train split; None if its shards are not known, or one worker reads in one lane.
+
+    Args:
+        rows: the output of `materialize`, or empty.
+    """
+    train, manifest = project.spec.train, DatasetManifest.model_validate(rows) if rows else None
+    if manifest is None or not (shards := manifest.shards_of("train")):
+        return None
+    order = train_order(project.spec.shuffle, manifest, train.batch_rows)
+    if order.lanes == train.workers == 1:
+        return None
+    most = most_of_a_rank(order, [shard.size_bytes for shard in shards], train.workers)
+    chi2 = chi2_by_freedom(order, train.batch_rows)
+    mixing = {"chi2_by_freedom": None if chi2 is None else round(chi2, 2)}
+    return {"lanes": order.lanes, "shards": len(shards), "workers": train.workers, **most, **mixing}
+
+
+def format_workers(workers: dict[str, Any]) -> str:
+    """Format the result of `describe_workers` as one line."""
+    fetched, at_once, chi2 = workers["fetch_bytes"] / 1e6, workers["disk_bytes"] / 1e6, workers["chi2_by_freedom"]
+    return (
+        f"{counted(workers['lanes'], 'lane')} of {counted(workers['shards'], 'shard')}; each of "
+        f"{counted(workers['workers'], 'worker')} reads at most {workers['rows']:,} rows an epoch from {fetched:,.1f} MB, "
+        f"{at_once:,.1f} MB of them at once"
+        + (f"; sorted rows mix with chi2/df {chi2:g} (a full shuffle: 1)" if chi2 is not None else "")
+    )
 
 
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:

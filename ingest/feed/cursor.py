@@ -212,5 +212,5 @@ _MUST_MATCH = {
     "shuffle": "shuffle mode",
     "seed": "seed of the shuffle",
     "augment_seed": "seed of the augmentation",
-    "fingerprint": "fingerprint of the order (window_rows, sample, by_length, shares of a mixture, or a changed generator)",
+    "fingerprint": "fingerprint of the order (lanes, window_rows, sample, by_length, shares of a mixture, a changed generator)",
 }

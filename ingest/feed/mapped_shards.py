@@ -6,6 +6,7 @@ the next rows, so that training starts before all are here, and the cache may be
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -27,7 +28,7 @@ from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
 
-__all__ = ["FETCH_THREADS", "ShardBlocks", "shard_rows"]
+__all__ = ["FETCH_THREADS", "ShardBlocks", "most_of_a_rank", "shard_rows"]
 
 
 FETCH_THREADS = 8
@@ -119,6 +120,30 @@ def shard_rows(
         columns, rows, blocks, sizes,
         max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes, beyond_memory=beyond,
     )  # fmt: skip
+
+
+def most_of_a_rank(order: Order, sizes: Sequence[int], world_size: int) -> dict[str, int]:
+    """Return the rows of an epoch, the bytes to read and those of shards open at once, of the rank with most of them.
+
+    Args:
+        sizes: bytes of each shard.
+    """
+    whole, one = sum(sizes), sum(sizes) / len(sizes)
+    at_once = 2 if order.mode == "none" else len(sizes)
+    if order.lanes == 1:
+        if order.mode == "windowed" and order.shards:
+            at_once = min(len(sizes), math.ceil(order.window_rows * len(sizes) / order.rows) + 1)
+        rows = -(-order.epoch_rows // world_size)
+        return {"rows": rows, "fetch_bytes": whole, "disk_bytes": int(at_once * one)}
+    found = []
+    for rank in range(0, world_size, -(-world_size // 16)):
+        low, high = lanes_of(rank, world_size, order.lanes)
+        own, share = order.lane_rows.shards_of(low, high), (high - low) / order.lanes
+        fetched = sum(sizes[index] for index in own)
+        windows = fetched if order.mode == "global" else int((high - low) * order.lane_rows.parts_at_once * one)
+        rows = math.ceil(order.rows * (share if world_size <= order.lanes else 1 / world_size))
+        found.append({"rows": rows, "fetch_bytes": fetched, "disk_bytes": min(fetched, windows)})
+    return {name: max(each[name] for each in found) for name in found[0]}
 
 
 def _node_lanes(order: Order, rank: int, world_size: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class FeedOptions:
         seed: of the order and of `augment`.
         window_rows: see `shuffle.window_rows`.
         window_of: see `shuffle.window_of`.
+        lanes: parts that the rows are dealt to, so that each rank opens its own shards; see `shuffle.lanes`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
         by_length: put rows of like length into a step, such as `{"column": "tokens"}`; see `shuffle.by_length`.
         epoch_rows: rows of an epoch of several datasets; None takes the sum of their rows.
@@ -54,6 +55,7 @@ class FeedOptions:
     seed: int = 0
     window_rows: int = 1 << 18
     window_of: Literal["rows", "shards"] = "rows"
+    lanes: int | Literal["auto"] = "auto"
     sample: SampleSpec | Mapping[str, Any] | None = None
     by_length: LengthSpec | Mapping[str, Any] | None = None
     epoch_rows: int | None = None
@@ -107,7 +109,7 @@ class FeedOptions:
 
     def shuffle_spec(self) -> ShuffleSpec:
         """Return the order as a section of a pipeline file. Raises SpecError."""
-        names = ("seed", "window_rows", "window_of", "sample", "by_length")
+        names = ("seed", "window_rows", "window_of", "lanes", "sample", "by_length")
         try:
             return ShuffleSpec.model_validate({"mode": self.shuffle, **{name: getattr(self, name) for name in names}})
         except ValidationError as error:

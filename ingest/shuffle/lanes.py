@@ -152,8 +152,8 @@ class LaneRows:
 
     @property
     def parts_at_once(self) -> int:
-        """Most runs or shards of one lane that a window begins, holds and ends in, if shards are of like size."""
-        return math.ceil(self.window_rows / self.lanes / self._mean_part_rows) + 1
+        """About the runs or shards of one lane that a window begins, holds and ends in, if they are of like size."""
+        return round(self.window_rows / self.lanes / self._mean_part_rows) + 1
 
     def _window_begin(self, window: int) -> int:
         return window * self._lane_rows // self.windows

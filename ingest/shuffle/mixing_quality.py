@@ -1,4 +1,4 @@
-"""How well does a windowed order mix, compared with a full shuffle?
+"""How well does an order mix, compared with a full shuffle?
 
 In the worst case neighbouring rows are alike (sorted by label, by day, by source). A batch then represents the split only as
 well as some smaller number of rows drawn from the whole split, which follows from the probability that two rows of a batch come
@@ -7,10 +7,31 @@ from one run of stored rows.
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.ingest.shuffle.order import GROUPS_PER_WINDOW, Order
 from penstock.ingest.spec import ShuffleSpec
 
-__all__ = ["mixes_like", "window_runs"]
+__all__ = ["chi2_by_freedom", "mixes_like", "window_runs"]
+
+_CLASSES, _BATCHES = 100, 64
+
+
+def chi2_by_freedom(order: Order, batch_rows: int) -> float | None:
+    """Return chi2 of classes in batches, by its degrees of freedom, if stored rows were sorted into 100 equal classes.
+
+    1 is a full shuffle; below, batches are more even; above, less. Counted over batches from all over epoch 0. None if rows are
+    drawn, or do not make two batches.
+    """
+    batches = order.rows // batch_rows
+    if order.is_drawn or batches < 2:
+        return None
+    expected, found = batch_rows / _CLASSES, []
+    for number in sorted({each * batches // _BATCHES for each in range(_BATCHES)}):
+        ids = order.ids(0, number * batch_rows, (number + 1) * batch_rows)
+        counts = np.bincount(ids * _CLASSES // order.rows, minlength=_CLASSES)
+        found.append(((counts - expected) ** 2 / expected).sum() / (_CLASSES - 1))
+    return float(np.mean(found))
 
 
 def window_runs(shuffle: ShuffleSpec, order: Order | None, *, streamed: bool) -> float:

@@ -225,7 +225,7 @@ def test_datasets_without_shares_are_mixed_by_their_rows(dataset: str, tmp_path:
 @pytest.mark.parametrize("shuffle", ["none", "windowed", "global"])
 def test_the_last_batch_is_kept_dropped_or_filled(dataset: str, shuffle: Any) -> None:
     def read(last: Any, rank: int = 0, world_size: int = 1, start: int = 0) -> list[list[int]]:
-        feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last=last, rank=rank, world_size=world_size)
+        feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, lanes=1, last=last, rank=rank, world_size=world_size)
         return [batch.row_ids.tolist() for batch in feed.batches(1, start)]
 
     kept = read("keep")
@@ -239,10 +239,10 @@ def test_the_last_batch_is_kept_dropped_or_filled(dataset: str, shuffle: Any) ->
         parts = [read(last, rank, 4) for rank in range(4)]
         assert {len(batch) for part in parts for batch in part} == {BATCH // 4}, "every rank has as many rows in every step"
         assert [[row for batch in step for row in batch] for step in zip(*parts, strict=True)] == whole
-    feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last="fill")
+    feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, lanes=1, last="fill")
     assert feed.num_rows == 16 * BATCH
     with pytest.raises(ResumeError, match=r"rows of an epoch .*: 1024 in the checkpoint, 960 now"):
-        open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last="drop").load_state_dict(feed.state_dict())
+        open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, lanes=1, last="drop").load_state_dict(feed.state_dict())
 
 
 def test_only_batch_is_filled_or_refused(dataset: str) -> None:

@@ -5,6 +5,7 @@ A small module of its own: Ray Train's controller imports it before it starts a 
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import ray
@@ -12,11 +13,12 @@ import ray.train
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.controller.state import RestartingState, SchedulingState
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import Worker, WorkerGroup
 
 from penstock.errors import PenstockError
 from penstock.training.on_ray.mailbox import MailboxHandle
 
-__all__ = ["FixedWorkers", "NoRetryOfUserErrors", "ReportsToDriver"]
+__all__ = ["FixedWorkers", "NoRetryOfUserErrors", "ReportsToDriver", "keep_ranks_on_their_nodes"]
 
 
 class ReportsToDriver(ControllerCallback):
@@ -30,6 +32,7 @@ class ReportsToDriver(ControllerCallback):
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called once, before the first worker starts."""
+        keep_ranks_on_their_nodes()
         self._mailbox.call("controlled_by", ray.get_runtime_context().current_actor)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
@@ -39,6 +42,19 @@ class ReportsToDriver(ControllerCallback):
             self._mailbox.call("lost", sorted(lost))
         elif isinstance(current_state, SchedulingState):
             self._mailbox.call("starting")
+
+
+def keep_ranks_on_their_nodes() -> None:
+    """Let Ray Train number the workers by their nodes' addresses, so that a restart finds each rank's shards on its node.
+
+    Ray numbers them as placement found the nodes: of 16 placements on the same four idle nodes hardly two were alike (2.60).
+    """
+    by_node = WorkerGroup._sort_workers_by_gpu_id_grouped_by_node
+
+    def by_address(workers: list[Worker], first_id: str | None = None) -> list[Worker]:
+        return by_node(sorted(workers, key=lambda worker: ipaddress.ip_address(worker.metadata.node_ip).packed), first_id)
+
+    WorkerGroup._sort_workers_by_gpu_id_grouped_by_node = staticmethod(by_address)  # type: ignore[assignment]
 
 
 class NoRetryOfUserErrors(ray.train.UserCallback):

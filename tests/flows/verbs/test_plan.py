@@ -13,8 +13,8 @@ from penstock.flows.answer import LineConsole
 from penstock.flows.cli import app
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.plan import describe_mixing, plan_pipeline, show_plan
-from penstock.ingest.manifest import DatasetManifest
+from penstock.flows.verbs.plan import describe_mixing, describe_workers, format_workers, plan_pipeline, show_plan
+from penstock.ingest.manifest import DatasetManifest, ShardInfo
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import StageOutcome
@@ -77,7 +77,7 @@ def test_plan_of_refused_run_fails_with_its_stages(tmp_path: Path, monkeypatch: 
     ledger.make_current(begun)
     with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as forbidden:
         plan_pipeline(load_spec(file, ["train.batch_rows=32"]))
-    assert forbidden.value.problems == ("train.batch_rows: 64 -> 32",)
+    assert forbidden.value.problems == ("shuffle.lanes_at_most: 64 -> 32", "train.batch_rows: 64 -> 32")
     with pytest.raises(PreflightError, match="128 CPUs; this machine has"):  # as `run`, also of a run that has begun
         plan_pipeline(load_spec(file, ["train.cpus_per_worker=64", "train.workers=2"]))
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
@@ -123,12 +123,35 @@ def test_full_shuffle_has_no_mixing_line(tmp_path: Path) -> None:
 
 
 def test_plan_shows_mixing_as_line_and_as_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    order = train_order(load_spec(make_project(tmp_path / "p", files=1)).spec.shuffle, PREPARED)
+    order = train_order(load_spec(make_project(tmp_path / "p", files=1)).spec.shuffle, PREPARED, 64)
     output = {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}
     facts = SHUFFLE.facts(output)
     PlainReporter().finished(StageOutcome("shuffle", "k", "ran", 0.0, output, facts))
     assert capsys.readouterr().err == "+ shuffle      ran         0.0 s   mode global  seed 5  rows 1,442\n"
     assert dict(facts)["fingerprint"] == order.fingerprint
+
+
+def test_plan_states_lanes_and_needs_of_a_worker(tmp_path: Path) -> None:
+    loaded = load_spec(make_project(tmp_path / "p", files=1), ["train.batch_rows=64", "train.workers=4"])
+    shards = tuple(
+        ShardInfo(path=f"{n}.arrow", split="train", rows=1000, size_bytes=10**6, digest=str(n), unit="u") for n in range(40)
+    )
+    manifest = PREPARED.model_copy(update={"shards": shards, "rows": {"train": 40_000}})
+    workers = describe_workers(loaded.project, manifest.model_dump())
+    assert workers is not None
+    assert 0.5 < workers["chi2_by_freedom"] < 1.1
+    assert {name: workers[name] for name in ("lanes", "shards", "workers", "rows")} == {
+        "lanes": 32, "shards": 40, "workers": 4, "rows": 10_000,
+    }  # fmt: skip
+    assert 10e6 <= workers["fetch_bytes"] == workers["disk_bytes"] <= 12e6
+    assert format_workers({**workers, "chi2_by_freedom": 0.97}) == (
+        "32 lanes of 40 shards; each of 4 workers reads at most 10,000 rows an epoch from "
+        f"{workers['fetch_bytes'] / 1e6:.1f} MB, {workers['disk_bytes'] / 1e6:.1f} MB of them at once; "
+        "sorted rows mix with chi2/df 0.97 (a full shuffle: 1)"
+    )
+    one = describe_workers(load_spec(loaded.file, ["shuffle.lanes=1", "train.workers=4"]).project, manifest.model_dump())
+    assert one is not None and (one["lanes"], one["fetch_bytes"]) == (1, 40e6)
+    assert describe_workers(load_spec(loaded.file, ["shuffle.lanes=1"]).project, manifest.model_dump()) is None
 
 
 def test_window_of_all_rows_mixes_fully(tmp_path: Path) -> None:
