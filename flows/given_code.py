@@ -302,7 +302,7 @@ def _first_line(node: Any) -> int:
 
 
 def _cells() -> list[str]:
-    """Return the names of sources that are no files, such as a notebook's cells."""
+    """Return the names of sources that are not files, such as a notebook's cells."""
     return [name for name in linecache.cache if not Path(name).is_file()]
 
 

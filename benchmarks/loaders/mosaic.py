@@ -42,7 +42,7 @@ lock of the interpreter; on two cores four processes gave two to three times wha
 def streaming_dataset(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
     """StreamingDataset: its default shuffle (py1e) and read-ahead. One consumer of the whole, or a half of the rows each.
 
-    Two consumers are no two ranks of one StreamingDataset: ranks wait for each other at each epoch's begin, so that the one
+    Two consumers are not two ranks of one StreamingDataset: ranks wait for each other at each epoch's begin, so that the one
     whose time is over would leave the other one waiting for ever.
     """
     data, loader = _streaming_loader(rows, folder, rank, world)

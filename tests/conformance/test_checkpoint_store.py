@@ -238,7 +238,7 @@ def test_refusing_disk_is_a_checkpoint_error(tmp_path: Path) -> None:
 
 
 def test_file_in_place_of_checkpoints_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("somebody put it here")
+    (tmp_path / "checkpoints").write_text("put here by hand")
     with pytest.raises(CheckpointError, match="checkpoints is a file") as told:
         CheckpointStore(Storage(str(tmp_path))).newest_valid()
     assert "put the folder back" in told.value.next_step

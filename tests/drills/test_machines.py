@@ -146,7 +146,7 @@ class Watched:
         self.mark()
 
     def mark(self) -> float:
-        """From now on only what is said later counts."""
+        """Count only later lines from now on."""
         self._said, self._since_s = len(self.command.said), time.monotonic()
         return self._since_s
 

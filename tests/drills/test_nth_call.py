@@ -146,7 +146,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 @pytest.fixture
 def store_faults(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Faults of the calls to a store that is no local folder."""
+    """Faults of the calls to a store that is not a local folder."""
     original = Storage._translated
 
     @contextlib.contextmanager

@@ -120,7 +120,7 @@ def test_mode_opposite_to_metric_is_refused(tmp_path: Path, metric: str, wrong: 
     (problem,) = problems_of(write(tmp_path, GOOD), entry % (metric, wrong))
     assert f"train.checkpoint.best.mode: 'val/{metric}' is better the " in problem and problem.endswith(f"write mode: {right}")
     (problem,) = problems_of(write(tmp_path, GOOD), "train.checkpoint.best={metric: val/f1}")
-    assert problem.endswith("and mode: min keeps the lowest; write mode: max"), "the default is no excuse"
+    assert problem.endswith("and mode: min keeps the lowest; write mode: max"), "the default does not excuse it"
     assert load_spec(write(tmp_path, GOOD), ["train.checkpoint.best={metric: val/users_own, mode: min}"])
 
 

@@ -153,7 +153,7 @@ def test_printed_lines_hide_secrets_and_are_whole(capsys: pytest.CaptureFixture[
         print(*["x"] * 9000, sep="")
         sys.stderr.writelines([f"refused {SECRET}\n", "second\n"])
         print("-----BEGIN KEY PRIVATE KEY-----\ncanary\n-----END KEY PRIVATE KEY-----", file=sys.stderr)
-        assert not sys.stdout.isatty(), "what is no text is asked of the stream below"
+        assert not sys.stdout.isatty(), "other calls go to the stream below"
     assert sys.stdout is before
     print("outside")
     out, err = capsys.readouterr()

@@ -195,7 +195,7 @@ def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: s
 def be_worker(words: list[str], _: int) -> None:
     """Be the worker that Ray asked for.
 
-    Ray reads a worker's settings from the environment when it is imported: it is no library to import before the fork.
+    Ray reads a worker's settings from the environment when it is imported: do not import it before the fork.
     """
     # The first word is Ray's program that sets the environment up and becomes the second.
     _, program, *words = words

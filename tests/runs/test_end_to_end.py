@@ -75,7 +75,7 @@ def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, A
     assert {given.tags[0].value for given in run.inputs.dataset_inputs} == {"train", "validation"}
     of_run = f"source_run_id = '{run.info.run_id}'"
     (model_of_run,) = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
-    assert model_of_run.name == "drill", "a checkpoint is no model"
+    assert model_of_run.name == "drill", "a checkpoint is not a model"
 
 
 def test_the_registered_model_loads_by_its_alias_and_predicts(calm_file: Path, calm: dict[str, Any]) -> None:

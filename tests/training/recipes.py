@@ -203,7 +203,7 @@ class ChanceInPredict(Digits):
 
 
 class _Mean(nn.Module):
-    """Adds the mean of all images that this rank has seen; how many they are is no tensor."""
+    """Adds the mean of all images that this rank has seen; their number is not a tensor."""
 
     def __init__(self):
         super().__init__()

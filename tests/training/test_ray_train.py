@@ -84,7 +84,7 @@ def session_of(job: TrainJob, rank: int, state: TrainState | None = None) -> Ses
 
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let Ray's context be that of its local mode: here is no worker of Ray Train."""
+    """Let Ray's context be that of its local mode: this process is not a worker of Ray Train."""
     context = LocalTrainContext(experiment_name="loop")
     monkeypatch.setattr(Session, "get_context", lambda self: context)
     monkeypatch.setattr("ray.train.torch.train_loop_utils.get_device", lambda: CPU)

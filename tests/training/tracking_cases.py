@@ -1,4 +1,4 @@
-"""Checkpoints as the tracker hears of them, without weights."""
+"""Checkpoints as the tracker gets them, without weights."""
 
 from __future__ import annotations
 

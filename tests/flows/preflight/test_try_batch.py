@@ -1,4 +1,4 @@
-"""One real batch, before anything is spent: what is wrong with a recipe, a transform or a row is said here already."""
+"""One real batch before a run: faults of a recipe, a transform or a row are reported here already."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_position_is_that_of_yielded_batch(dataset: str) -> None:
     for _ in range(5):
         batch = next(batches)
     assert feed.state_dict()["position"] == batch.position == 320
-    again = opened(dataset)  # how batches are delivered is no part of the place
+    again = opened(dataset)  # the place does not depend on the delivery of batches
     epoch, position = again.load_state_dict(feed.state_dict())
     assert np.array_equal(next(again.batches(epoch, position)).row_ids, next(batches).row_ids)
 

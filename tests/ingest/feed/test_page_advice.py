@@ -31,7 +31,7 @@ ORDERS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """(address, size, advice) of all that is said to the kernel, which hears it too; there is no memory to spare."""
+    """(address, size, advice) of all advice to the kernel, which gets it, too; there is no memory to spare."""
     seen = []
     really = penstock.ingest.feed.page_advice._advise
 

@@ -40,7 +40,7 @@ def test_merged_profiles_equal_numpy() -> None:
     flat = np.array(together.column("pixels").to_pylist()).ravel()
     assert (columns["pixels"].count, columns["pixels"].mean) == (len(flat), pytest.approx(flat.mean()))
     assert columns["colour"].values == {w: together.column("colour").to_pylist().count(w) for w in ("red", "blue")}
-    assert columns["id"].values is None, "a name of its own in every row is no category"
+    assert columns["id"].values is None, "a different name in every row is not a category"
     assert "raw" not in columns
     assert [(file.name, file.rows, file.classes) for file in whole.files] == [
         ("0.csv", {"train": 50}, {"0": 25, "1": 25}),

@@ -1,4 +1,4 @@
-"""Text is parsed once: copies are read where they hold what the text holds, and are no loss where they cannot be had."""
+"""Text is parsed once: copies that hold the same rows are read, and a missing copy costs nothing but time."""
 
 from __future__ import annotations
 

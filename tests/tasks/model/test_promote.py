@@ -57,10 +57,10 @@ def test_paired_metric_and_interval_match_scikit_learn() -> None:
     f1 = {name: Scorer("f1", TWO, values, target) for name, values in scores.items()}
     assert f1["good"]() == pytest.approx(f1_score(target, good > 0.5), abs=1e-6)
     same = compare_paired(f1["good"], f1["good"], 300)
-    assert (same.difference, same.low, same.high) == (0, 0, 0), "what is hard for both is no difference"
+    assert (same.difference, same.low, same.high) == (0, 0, 0), "a row that is hard for both makes no difference"
     paired = compare_paired(f1["half"], f1["good"], 300)
     assert paired.low < paired.difference < paired.high and paired.low > 0
-    assert np.isnan(compare_paired(f1["half"], f1["good"], 1).low), "one row is no sample"
+    assert np.isnan(compare_paired(f1["half"], f1["good"], 1).low), "one row is not a sample"
 
 
 def test_rows_of_one_class_leave_area_undecided() -> None:
@@ -68,7 +68,7 @@ def test_rows_of_one_class_leave_area_undecided() -> None:
     good, bad = (Scorer("auroc", TWO, given, np.array([1, 0, 0, 0])) for given in (scores, scores[:, ::-1].copy()))
     assert (good(), bad(), good.undefined) == (1.0, 0.0, None)
     paired = compare_paired(bad, good, 4)
-    assert paired.low == paired.high == 1, "a third of the draws hold one class: they are no zeros"
+    assert paired.low == paired.high == 1, "a third of the draws hold one class, and do not count as zeros"
     assert np.isnan(good(np.array([1, 2, 2]))) and good.undefined == "all rows are of one class"
     alike = Scorer("auroc", TWO, scores, np.zeros(4, np.int64))
     assert np.isnan(compare_paired(alike, alike, 4).low)

@@ -1,4 +1,4 @@
-"""What is said to differ between two runs: down to the function, and nothing that does not matter."""
+"""Differences of two runs are named down to the function, and nothing that does not matter."""
 
 from __future__ import annotations
 

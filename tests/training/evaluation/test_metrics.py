@@ -127,7 +127,7 @@ def test_class_without_rows_does_not_count_in_the_mean(classes: int, recwarn: py
 
 
 def undefined_of(classes: int | None, target: list[float], names: list[str] | None = None) -> dict[str, str]:
-    """Why metrics are not defined of these labels; their values are no numbers, and those of the others are."""
+    """Return why metrics are undefined for these labels; check that their values are NaN and the others' are not."""
     names = names or [*(REGRESSION if classes is None else CLASSIFICATION)]
     metrics = make_metrics(names, schema(classes), recipe())
     scores = torch.randn(len(target), *([] if classes is None else [classes]))

@@ -71,7 +71,7 @@ def connect() -> None:
 
 
 class Watcher:
-    """Keeps what the listener hears and acts once training has passed a step or saved one; then there is the file `done`."""
+    """Keeps the listener's events and acts once training has passed a step or saved one; then there is the file `done`."""
 
     def __init__(
         self,

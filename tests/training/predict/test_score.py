@@ -166,7 +166,7 @@ def test_output_holds_source_and_predictions(work: Work, tmp_path: Path) -> None
         "row",
     ]
     as_input = list_location("parquet", (".parquet",), tmp_path, str(work.out))
-    assert len(as_input.files) == 2 and not as_input.left_out, "records and the side table are no rows to score again"
+    assert len(as_input.files) == 2 and not as_input.left_out, "records and the side table are not scored again"
     for name, table in tables.items():
         part, answer = found.filter(pa.compute.equal(found["file"], name)), LoadedModel(work.model).predict(table)
         assert part.select(table.column_names).equals(table)

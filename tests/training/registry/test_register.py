@@ -224,7 +224,7 @@ def test_version_names_data_code_run_without_pickle(uri: str, arguments: dict[st
     registered = run_register(uri, arguments)
     client = MlflowClient(uri)
     version = client.get_model_version_by_alias(arguments["name"], "candidate")
-    assert version.run_id == registered.run_id and version.tags == {}, "digests are no tags that a person reads first"
+    assert version.run_id == registered.run_id and version.tags == {}, "a person does not read digests first"
     assert client.get_logged_model(registered.model_id).tags["penstock.data.digest"] == "d" * 32
     first, *_, last = version.description.split("\n\n")
     assert first == "test/accuracy 0.5000" and f"/runs/{registered.run_id}?workflowType" in last

@@ -370,7 +370,7 @@ def test_mlflow_does_not_print_the_login(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_unusable_database_is_named(tmp_path: Path) -> None:
-    (tmp_path / "mlflow.db").write_text("this is no database, and was never one")
+    (tmp_path / "mlflow.db").write_text("this is not a database")
     with pytest.raises(
         ServiceError, match=r"the MLflow database .*mlflow\.db cannot be used: .*file is not a database"
     ) as caught:

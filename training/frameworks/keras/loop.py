@@ -87,7 +87,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
 
 
 def _unsaved(model: Any) -> dict[str, str]:
-    """Return the numbers, texts and lists that layers keep as attributes: they are no variables, so no checkpoint has them."""
+    """Return the numbers, texts and lists that layers keep as attributes: they are not variables, so no checkpoint has them."""
     found: dict[str, str] = {}
     for layer in model._flatten_layers():
         for name, value in vars(layer).items():

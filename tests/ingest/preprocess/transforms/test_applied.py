@@ -1,4 +1,4 @@
-"""What each step does to rows, and what is said about rows and columns that cannot be used."""
+"""The effect of each transform on rows, and the messages about rows and columns that cannot be used."""
 
 from __future__ import annotations
 

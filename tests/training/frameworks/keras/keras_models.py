@@ -38,7 +38,7 @@ def charted(schema):
 
 
 class Counting(keras.Model):
-    """A subclass, which has variables after its first batch, and a count that is no variable."""
+    """A subclass whose variables are made by its first batch, and whose count is not a variable."""
 
     def __init__(self):
         super().__init__()
