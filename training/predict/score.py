@@ -40,40 +40,35 @@ class Plan(NamedTuple):
 
     kept: list[PredictedUnit]
     """Units that stay: of files as they are, or of files that are no longer in the input."""
-    replaced: list[PredictedUnit]
-    """Units whose files are scored again, or twice."""
+    stale: list[PredictedUnit]
+    """Units that go once all is scored: of files that are scored again, or of an earlier state of a table or query."""
     todo: list[ScoringJob]
     gone: list[str]
     """Names of files whose rows are in the output and that are no longer in the input."""
-    superseded: list[PredictedUnit]
-    """Units of another state of the table, query or function that is scored: they stay until all of its rows are scored."""
 
 
 def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
     """Compare the units of the output with the files of the input."""
     present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
-    replaced: list[PredictedUnit] = []
-    absent: list[PredictedUnit] = []
+    stale: list[PredictedUnit] = []
     covered: set[tuple[str, tuple[int, int] | None]] = set()
     for unit in output.units():
         here = {(one.name, one.piece) for one in unit.files if one.name in present}
         if not here:
-            absent.append(unit)
+            (stale if asked.is_kept else kept).append(unit)
             continue
         same = all(present[one.name] == one.content for one in unit.files if one.name in present)
         current = unit.asked == asked.digest and same and not here & covered
-        (kept if current else replaced).append(unit)
+        (kept if current else stale).append(unit)
         covered |= here if current else set()
-    superseded = absent if asked.is_kept else []
-    kept += [] if asked.is_kept else absent
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
     left = [file for file in files if (file.name, None) not in covered]
     todo = list[ScoringJob]()
     for of_unit, piece in _units(asked.data, left):
         if (of_unit[0].name, piece) not in covered:
             todo.append(ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece))
-    return Plan(kept, replaced, todo, gone, superseded)
+    return Plan(kept, stale, todo, gone)
 
 
 def _units(data: DataSpec, files: Sequence[SourceFile]) -> Iterator[tuple[tuple[SourceFile, ...], tuple[int, int] | None]]:
@@ -126,15 +121,13 @@ def score(
     Raises:
         DataError: files cannot be read; all others are scored then, and the manifest is not written.
     """
-    if work.todo or work.replaced or work.superseded:
+    if work.todo or work.stale:
         output.reopen()
-    output.remove_strays([*work.kept, *work.replaced, *work.superseded])
+    output.remove_strays([*work.kept, *work.stale])
     made: list[PredictedUnit] = []
-    failed: set[str] = set()
     for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
         if outcome.unit is None:
             scored.problems += [outcome.problem] if outcome.problem is not None else []
-            failed |= {file.name for file in outcome.job.files}
         else:
             made.append(outcome.unit)
             scored.units += 1
@@ -142,16 +135,12 @@ def score(
             scored.unscored += outcome.unit.unscored
             scored.unseen.update(outcome.unit.unseen)
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
-    again = {job.key for job in work.todo}
-    for unit in work.replaced:  # of files that were in other units before: those scored again took the place of the old parts
-        if unit.key not in again and not failed & {one.name for one in unit.files}:
-            output.withdraw(unit.key)
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
     scored.warnings += _warnings(work, scored)
     if scored.problems:
         raise _unreadable(scored.problems, len(files), scored.warnings)
-    for unit in work.superseded:
-        output.withdraw(unit.key)
+    for key in {unit.key for unit in work.stale} - {unit.key for unit in made}:  # those made took the place of the old parts
+        output.withdraw(key)
     scored.manifest = Manifest(
         model=asked.model,
         model_digest=asked.model_digest,
