@@ -1,4 +1,4 @@
-"""Categories that are unknown, many, or several in a row; and text in one spelling."""
+"""Categories that are unknown, many, or several in a row; and text as tokens."""
 
 from __future__ import annotations
 
@@ -78,23 +78,6 @@ def test_hashing_fills_buckets_evenly() -> None:
     counts = np.bincount(made.column("c").to_numpy(), minlength=20)
     # chi squared with 19 degrees of freedom passes 50 about once in 10,000 times.
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 50
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "clean"),
-    [
-        ({}, "  a\t b\u00a0\n c ", "a b c"),
-        ({}, "e\u0301", "\u00e9"),
-        ({"normalize": "NFKC", "lower": True}, "\uff21B\ufb01", "abfi"),
-        ({"whitespace": False, "normalize": None}, " a  b ", " a  b "),
-    ],
-)
-def test_clean_text_gives_one_spelling(options: dict[str, Any], text: str, clean: str) -> None:
-    steps = [{"clean_text": {"columns": ["c"], **options}}, {"hashing": {"columns": ["c"], "buckets": 1 << 20}}]
-    table = pa.table({"c": [text, clean]})
-    first, second = transform_table(table, steps).column("c").to_pylist()
-    expected = transform_table(pa.table({"c": [clean]}), steps[1:]).column("c").to_pylist()[0]
-    assert first == second == expected
 
 
 def test_recipe_page_tokenizer_makes_token_lists(tmp_path: Path) -> None:

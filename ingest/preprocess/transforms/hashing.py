@@ -1,13 +1,11 @@
-"""How do words become numbers, without an index for each? Cleaned, and hashed into buckets.
+"""How do words become numbers, without an index for each? Hashed into buckets.
 
 Source: Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009.
 """
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,55 +25,7 @@ from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml
 
-__all__ = ["CleanText", "CleanTextOptions", "Hashing", "HashingOptions"]
-
-
-class CleanTextOptions(Section):
-    """Text columns and what is done to them, in the order of the options below. A null stays null."""
-
-    columns: ColumnNames
-    """Names, or `*` for every text column but the label."""
-    normalize: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = "NFC"
-    """Unicode form, so that a letter has one spelling; `NFKC` replaces full-width letters and ligatures, too."""
-    lower: bool = False
-    """Whether letters become lower case."""
-    whitespace: bool = True
-    """Whether every run of blanks, tabs and line ends becomes one blank, and those at the ends are removed."""
-
-
-class CleanText(Transform[CleanTextOptions]):
-    """Text in one spelling: Unicode form, letters, blanks."""
-
-    Options = CleanTextOptions
-
-    def matches(self, kind: pa.DataType) -> bool:
-        return is_text(kind)
-
-    def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if is_text(kind) else f"it takes text; cast it first (cast: {{{in_yaml(column)}: string}}), or leave it out"
-
-    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        for name in self.columns_of(rows.table.schema, data):
-            rows.put(name, self._cleaned(rows.column(name)))
-
-    def _cleaned(self, text: pa.Array) -> pa.Array:
-        of = self.options
-        if of.normalize is not None:
-            text = _normalized(text, of.normalize)
-        if of.lower:
-            text = pc.utf8_lower(text)
-        if of.whitespace:
-            text = pc.utf8_trim_whitespace(pc.replace_substring_regex(text, r"[\s\p{Z}]+", " "))
-        return text
-
-
-def _normalized(text: pa.Array, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> pa.Array:
-    """Normalize by Python: Arrow leaves letters and accents apart in every form."""
-    if pc.all(pc.string_is_ascii(text)).as_py() is not False:
-        return text
-    encoded = text.dictionary_encode()
-    spelt = [unicodedata.normalize(form, value) for value in encoded.dictionary.to_pylist()]
-    return pa.array(spelt, text.type).take(encoded.indices)
+__all__ = ["Hashing", "HashingOptions"]
 
 
 def _is_list_of_words(kind: pa.DataType) -> bool:
