@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["HERE", "Columns", "File", "FileOption", "Format", "Gpus", "Json", "Options", "RunName", "Set", "can_be_written"]
+__all__ = ["HERE", "File", "FileOption", "Json", "RunName", "Set", "can_be_written"]
 
 
 File = Annotated[
@@ -31,23 +31,6 @@ FileOption = Annotated[
     Path | None,
     typer.Option("--file", help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder"),
 ]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
-    ),
-]
-Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of what was trained on")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of INPUT's format, as under data.FORMAT, such as version=12; repeatable.",
-        show_default="as trained with",
-    ),
-]
-Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
 
 
 def can_be_written(page: Path | None) -> Path | None:

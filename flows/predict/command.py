@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.flows.answer import answer, print_note
-from penstock.flows.options import Columns, FileOption, Format, Gpus, Json, Options
+from penstock.flows.options import FileOption, Json
 from penstock.messages import counted
 
 if TYPE_CHECKING:  # the command's help needs none of it
@@ -25,10 +25,23 @@ def predict(
         str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one; a table, a query, a function.")
     ],
     output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
-    columns: Columns = None,
-    format: Format = None,
-    options: Options = None,
-    gpus: Gpus = False,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
+        ),
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of what was trained on")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of INPUT's format, as under data.FORMAT, such as version=12; repeatable.",
+            show_default="as trained with",
+        ),
+    ] = None,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")] = False,
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
