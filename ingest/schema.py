@@ -9,7 +9,8 @@ from penstock.config import Section
 __all__ = ["METRICS_OF", "SPLITS", "ColumnInfo", "FeedSchema"]
 
 
-Split = Literal["train", "validation", "test"]
+Split = str
+"""`train`, `validation`, `test`, or a further dataset of `data.datasets`."""
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -32,6 +33,8 @@ class ColumnInfo(Section):
     """Fills a padded batch after a row's entries."""
     encoded: bool = False
     """Whether shards hold image files, which the feed decodes to `shape`."""
+    arrow: str | None = None
+    """Arrow type of a column that is not numbers (`data.any_type`): its dtype is `object`, batches have it in `Batch.arrow`."""
 
     def __str__(self) -> str:
         """Format name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
@@ -40,8 +43,15 @@ class ColumnInfo(Section):
     @property
     def type_text(self) -> str:
         """Dtype and shape of a row's value, for people."""
+        if self.arrow is not None:
+            return self.arrow
         shape = ["*"] if self.ragged else [str(size) for size in self.shape]
         return self.dtype + (f"[{', '.join(shape)}]" if shape else "")
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows differ in size."""
+        return self.ragged is not None or self.arrow is not None
 
     @property
     def companion(self) -> str | None:

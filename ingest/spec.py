@@ -21,6 +21,7 @@ from pydantic import (
 
 from penstock.config import Section
 from penstock.errors import SpecError
+from penstock.ingest.schema import SPLITS
 from penstock.storage import url_problem
 
 __all__ = [
@@ -180,6 +181,9 @@ class DataSpec(Section):
     """The fold that is validation, from 0."""
     test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
+    datasets: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
+    """Further datasets that a `train.loop` asks for, by name: files or a URL each, as for `train`, with the same columns.
+    `valid` and `val` are other names of `validation`."""
     label: str | None = None
     """The target column."""
     columns: list[str] | None = None
@@ -202,6 +206,9 @@ class DataSpec(Section):
     duplicates: Literal["warn", "refuse"] = "warn"
     """A row of validation or test that is also in another split, by its content as far as it is read (for images: the picture):
     `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
+    any_type: bool = False
+    """Keep columns that are not numbers (text, bytes, times, truth values, lists, structs), with their nulls. `train.loop` sets
+    it: its function gets them as Ray gives them. All other columns are prepared as for a recipe."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 
@@ -211,6 +218,27 @@ class DataSpec(Section):
         if isinstance(held, str) and (problem := url_problem(held)):
             raise ValueError(problem)
         return held
+
+    @model_validator(mode="before")
+    @classmethod
+    def _valid_is_validation(cls, given: Any) -> Any:
+        """Take `datasets.valid`, `val`, `validation` and `test` for the splits that they are."""
+        datasets = given.get("datasets") if isinstance(given, dict) else None
+        if not isinstance(datasets, dict):
+            return given
+        for name, split in (("valid", "validation"), ("val", "validation"), ("validation", "validation"), ("test", "test")):
+            if name in datasets:
+                if given.get(split) is not None:
+                    raise ValueError(f"datasets.{name} is another name of {split}, which is given, too; take one out")
+                given = {**given, split: datasets[name], "datasets": {k: v for k, v in given["datasets"].items() if k != name}}
+        return given
+
+    @field_validator("datasets")
+    @classmethod
+    def _are_further(cls, datasets: dict[str, str]) -> dict[str, str]:
+        if "train" in datasets:
+            raise ValueError("train is data.train, not a further dataset")
+        return datasets
 
     @model_validator(mode="before")
     @classmethod
@@ -238,6 +266,15 @@ class DataSpec(Section):
         if self.quarantine != QuarantineSpec() and self.invalid != "quarantine":
             raise ValueError("quarantine is the budget of invalid: quarantine")
         return self
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """Splits and further datasets, in the order of their rows."""
+        return (*SPLITS, *self.datasets)
+
+    def place(self, location: str) -> str | SplitRule | None:
+        """Return where the rows of a split or of a further dataset are."""
+        return self.datasets[location] if location in self.datasets else getattr(self, location)
 
     @property
     def may_share_rows(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config import OnResume, Section, added_sections
 from penstock.errors import SpecError
@@ -18,7 +18,7 @@ from penstock.stores import StoreAddress, StoreSpec
 from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registry import REGISTRIES
-from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
+from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec, split_names
 from penstock.training.tracking.registry import TRACKERS
 from penstock.usercode.files import CodeSpec
 
@@ -76,6 +76,15 @@ class PipelineSpec(Section):
     retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
     """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _function_gets_any_column(cls, given: Any) -> Any:
+        """Set `data.any_type` for a function of the user's."""
+        data, train = (given.get("data"), given.get("train")) if isinstance(given, dict) else (None, None)
+        if isinstance(data, dict) and isinstance(train, dict) and train.get("loop") is not None:
+            return {**given, "data": {"any_type": True, **data}}
+        return given
+
     @field_validator("storage")
     @classmethod
     def _may_keep_files(cls, storage: str) -> str:
@@ -112,6 +121,17 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         )
     if spec.data.columns is not None and spec.data.label is not None and spec.data.label not in spec.data.columns:
         problems.append(("data.columns", f"the label {spec.data.label!r} is not among the columns read; add it"))
+    if spec.data.any_type and train.loop is None:
+        problems.append(
+            ("data.any_type", f"only a function (train.loop) takes columns that are not numbers, not {train.framework}")
+        )
+    if spec.data.datasets and train.loop is None:
+        problems.append(("data.datasets", f"only a function (train.loop) asks for further ones, {train.framework} does not"))
+    problems += [
+        (f"train.datasets.{name}", f"it is not a dataset; write which split it is, {name}: test, or take one of {known}")
+        for name in train.own_datasets
+        if name not in (known := [*split_names(train.datasets), *spec.data.datasets])
+    ]
     best = train.checkpoint.best
     if best is not None and train.loop is None:  # a loop reports names of its own
         if spec.data.validation is None:

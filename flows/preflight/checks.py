@@ -24,7 +24,6 @@ from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
-from penstock.ingest.schema import SPLITS
 from penstock.machine.cache_dir import cache_folder, configured_budget
 from penstock.messages import counted, describe_error
 from penstock.storage import NO_ROOM, Storage, existing_folder
@@ -142,7 +141,7 @@ class Preflight:
             PenstockError: the first part that fails, with all its problems.
         """
         project, spec = self.project, self.loaded.spec
-        places = [place for split in SPLITS if isinstance(place := getattr(spec.data, split), str)]
+        places = [place for split in spec.data.locations if isinstance(place := spec.data.place(split), str)]
         # Rows that a cluster will copy are listed once the flow has joined it.
         lists = all(map(is_local, places)) and not (ray_address() is not None and format_of(spec.data).is_kept)
         check_named(project, lists=lists)
@@ -332,9 +331,16 @@ def check_recipe(project: Project) -> None:
     """
     project.framework.check(project.recipe, project.spec.train)
     if project.data_config is not None:
-        from penstock.training.session.session import whole_datasets  # loads Ray
+        from penstock.training.session.data_config import whole_datasets  # loads Ray
 
-        whole_datasets(project.data_config)
+        whole_datasets(project.data_config, project.spec.data.locations, project.spec.train.workers)
+    if project.spec.train.loop is not None:
+        from penstock.training.frameworks.ray_train.old_names import refuse_absent_datasets
+        from penstock.training.spec import split_names
+
+        data, names = project.spec.data, split_names(project.spec.train.datasets)
+        there = [name for name in data.locations if data.place(name) is not None]
+        refuse_absent_datasets(project.recipe, [*there, *(name for name, split in names.items() if split in there)])
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
         framework = project.spec.train.framework
         raise SpecError(

@@ -18,9 +18,10 @@ from penstock.ingest.columns.extension_types import (
     variable_array,
     variable_view,
 )
+from penstock.ingest.columns.type_text import has_type_text, type_text
 from penstock.ingest.schema import ColumnInfo
 
-__all__ = ["PROVENANCE_COLUMNS", "Block", "column_view", "columns_of", "contiguous", "tensor_array"]
+__all__ = ["PROVENANCE_COLUMNS", "Block", "column_view", "columns_of", "contiguous", "numpy_arrays", "tensor_array"]
 
 
 PROVENANCE_COLUMNS = ("_file", "_row")
@@ -31,7 +32,7 @@ def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
     """Describe the columns of an Arrow schema, provenance left out.
 
     Raises:
-        DataError: a column is neither a number, a fixed-shape tensor of numbers, nor of `columns.extension_types`.
+        DataError: a column has a type that a pipeline file cannot name, such as a union.
     """
     return tuple(_column_info(field) for field in schema if field.name not in PROVENANCE_COLUMNS)
 
@@ -45,8 +46,10 @@ def _column_info(field: pa.Field) -> ColumnInfo:
         return ColumnInfo(name=field.name, dtype=dtype, ragged=kind.batch, pad_value=kind.pad_value)
     if isinstance(kind, pa.FixedShapeTensorType):
         kind, shape = kind.value_type, tuple(kind.shape)
+    if kind not in DTYPES and has_type_text(field.type):
+        return ColumnInfo(name=field.name, dtype="object", arrow=type_text(field.type))
     if kind not in DTYPES:
-        raise DataError(f"column {field.name!r} has type {field.type}; a shard holds numbers and tensors of them")
+        raise DataError(f"column {field.name!r} has type {field.type}, which a shard cannot hold")
     return ColumnInfo(name=field.name, dtype=DTYPES[kind], shape=shape)
 
 
@@ -69,13 +72,15 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
     """Return a prepared column as one array of its plain values alone.
 
     Raises:
-        DataError: a value is null.
+        DataError: a value is null, in a column of numbers.
     """
     # Rebuilt from the plain values: a slice would carry its offset, and a validity bitmap its bytes, into the file.
     if isinstance(column.type, RaggedType | ImageType):
         if any(chunk.storage.null_count for chunk in column.chunks):
             raise DataError(f"a column of type {column.type} still holds nulls after it was prepared")
         return variable_array(column.type, [variable_view(chunk) for chunk in column.chunks])
+    if not _is_numbers(column.type):
+        return pa.concat_arrays(column.chunks).take(pa.array(np.arange(len(column))))
     if not isinstance(column.type, pa.FixedShapeTensorType):
         flat = column.combine_chunks()
         if flat.null_count:
@@ -88,13 +93,28 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
     return pa.ExtensionArray.from_storage(column.type, pa.FixedSizeListArray.from_arrays(values, width))
 
 
-def column_view(array: pa.Array) -> np.ndarray | Variable:
-    """Return one array of a shard's or of a prepared column as [rows, *shape] or a `Variable`, read-only and without a copy."""
+def _is_numbers(kind: pa.DataType) -> bool:
+    return kind in DTYPES or (isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in DTYPES)
+
+
+def column_view(array: pa.Array) -> np.ndarray | Variable | pa.Array:
+    """View one array of a shard's or of a prepared column, read-only and without a copy.
+
+    Returns:
+        An array [rows, *shape] or a `Variable`; a column that is not numbers as it is.
+    """
     if isinstance(array.type, RaggedType | ImageType):
         return variable_view(array)
+    if not _is_numbers(array.type):
+        return array
     if not isinstance(array.type, pa.FixedShapeTensorType):
         return as_numbers(array)
     return as_numbers(array.storage.values).reshape(len(array), *array.type.shape)
 
 
-Block = Mapping[str, np.ndarray | Variable]
+def numpy_arrays(columns: Mapping[str, pa.Array]) -> dict[str, np.ndarray]:
+    """Return columns that are not numbers as numpy arrays, most of them of objects, as Ray's numpy batches have them."""
+    return {name: column.to_numpy(zero_copy_only=False) for name, column in columns.items()}
+
+
+Block = Mapping[str, np.ndarray | Variable | pa.Array]

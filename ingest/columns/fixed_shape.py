@@ -21,6 +21,7 @@ __all__ = [
     "cast_column",
     "fixed_shape",
     "is_number",
+    "is_tensor",
     "is_text",
     "is_vector",
     "is_whole",
@@ -46,6 +47,15 @@ def is_number(kind: pa.DataType) -> bool:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_tensor(kind: pa.DataType) -> bool:
+    """Whether every row of a column of this type is numbers of one shape, or a list or image of `columns.extension_types`."""
+    if pa.types.is_fixed_size_list(kind):
+        return is_tensor(kind.value_type)
+    if isinstance(kind, pa.FixedShapeTensorType | RaggedType | ImageType):
+        return True
+    return is_number(kind) and not pa.types.is_boolean(kind)
 
 
 def is_vector(kind: pa.DataType) -> bool:

@@ -8,9 +8,11 @@ of the batch's rows put in the order of their lanes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict, get_args
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -44,6 +46,8 @@ class Batch(NamedTuple):
     """Position in the epoch of this share's first row."""
     position: int
     """Rows consumed by all ranks in this epoch after this batch."""
+    arrow: Mapping[str, pa.Array] = MappingProxyType({})
+    """Columns that are not numbers, which stay on the CPU."""
 
 
 class Feed(Protocol):

@@ -181,13 +181,15 @@ def gathered(
     with torch.inference_mode(False):  # the caller may train on the tensors later
         columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
         lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
+        arrow = rows.take_arrow(ids)
     group, taken = [], 0
     for index, ((begin, stop), size) in enumerate(zip(cuts, sizes, strict=True)):
         tensors = {name: parts[index] for name, parts in columns.items()}
         for cut in lists:
             tensors.update(cut[index])
         first = int(own[index][0]) if size else begin
-        group.append(Batch(tensors, ids[taken : taken + size], size, stop - begin, first, stop))
+        values = {name: column.slice(taken, size) for name, column in arrow.items()}
+        group.append(Batch(tensors, ids[taken : taken + size], size, stop - begin, first, stop, values))
         taken += size
     return group
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from penstock.errors import PreflightError
 from penstock.ingest.columns.arrays import Block
+from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.feed.lists import ImageDecoder, Packed, Places, bytes_at, places_of, take_lists
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
 from penstock.ingest.phases import phase
@@ -85,8 +87,9 @@ class RowGather:
         self._spans = {column.name: np.zeros((2, len(block_rows)), np.int64) for column in self.columns}
         self._row_bytes = {column.name: fixed_bytes([column]) for column in self.columns}
         self._regions: dict[str, _Region] = {}
-        self._memory = {column.name: _ReusedMemory(column) for column in self.columns if column.ragged is None}
+        self._memory = {column.name: _ReusedMemory(column) for column in self.columns if not column.varies}
         self._lists = [column for column in self.columns if column.ragged is not None]
+        self._arrow = [column for column in self.columns if column.arrow is not None]
         self._images = [column for column in self.columns if column.encoded]
         self._decoder = ImageDecoder()
         self._lock = threading.RLock()
@@ -150,6 +153,23 @@ class RowGather:
             return [(c, Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty)) for c in self._lists]
         with self._lock, phase("gather"):
             return [(column, take_lists(self._places(column, ids))) for column in self._lists]
+
+    def take_arrow(self, ids: NDArray[np.int64]) -> dict[str, pa.Array]:
+        """Copy the columns that are not numbers of rows `ids`."""
+        taken: dict[str, list[pa.Array]] = {column.name: [] for column in self._arrow}
+        with self._lock, phase("gather"):
+            blocks = self._block_of(ids)
+            by_block = np.argsort(blocks, kind="stable")
+            for rows in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block])) + 1) if taken and len(ids) else ():
+                index = int(blocks[rows[0]])
+                views: Any = self._block(index)
+                local = pa.array(ids[rows] - self._starts[index])
+                for name, parts in taken.items():
+                    parts.append(views[name].take(local))
+            back = pa.array(np.argsort(by_block))
+        if not len(ids):
+            return {column.name: pa.array([], parse_type(str(column.arrow))) for column in self._arrow}
+        return {name: parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(back) for name, parts in taken.items()}
 
     def lengths(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of entries of rows `ids` in a column of lists: int64, shape (n,) to (n,)."""

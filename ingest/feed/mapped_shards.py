@@ -63,7 +63,7 @@ def shard_rows(
     for storage, shard in places:
         if storage.is_local:
             hold_shard(storage, shard)
-    lists = any(column.ragged for column in columns)
+    lists = any(column.varies for column in columns)
     all_bytes = sum(shard.size_bytes for _, shard in places)
     list_bytes = all_bytes // max(1, sum(rows)) if lists else 0
     room = free_memory() // 2  # the other half is left to other processes

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.ingest.columns.extension_types import Variable
@@ -51,14 +52,18 @@ def free_memory(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sy
     return free
 
 
-def read_randomly(view: np.ndarray | Variable) -> None:
+def read_randomly(view: np.ndarray | Variable | pa.Array) -> None:
     """Make the kernel read only the requested pages of a mapped column, without those around them."""
+    if isinstance(view, pa.Array):
+        return
     values = view.values if isinstance(view, Variable) else view
     _advise(values.ctypes.data, values.nbytes, mmap.MADV_RANDOM)
 
 
-def read_ahead(view: np.ndarray | Variable, rows: NDArray[np.int64]) -> None:
-    """Start to read the pages of ascending `rows` of a mapped column; returns before they are read."""
+def read_ahead(view: np.ndarray | Variable | pa.Array, rows: NDArray[np.int64]) -> None:
+    """Start to read the pages of ascending `rows` of a mapped column of numbers; returns before they are read."""
+    if isinstance(view, pa.Array):
+        return
     if isinstance(view, Variable):
         itemsize = view.values.itemsize
         begins, ends = view.offsets[rows] * itemsize, view.offsets[rows + 1] * itemsize

@@ -78,7 +78,7 @@ class MemoryFeed(CachedFeed):
         **share: Unpack[ShareArguments],
     ) -> None:
         schema = select_columns(dataset.schema, columns)
-        list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
+        list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.varies for column in schema.columns) else 0
 
         def block(index: int) -> Block:
             with phase("fetch"):  # from another node if this one does not have it
@@ -161,7 +161,7 @@ class StreamFeed(FeedCursor):
             find_column(order.by_length, self.schema.columns)
         self._open_tables = open_tables
         # The lengths of lists are not known ahead, so batches of lists are gathered one by one.
-        lists = any(column.ragged for column in self.schema.columns)
+        lists = any(column.varies for column in self.schema.columns)
         self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
         if order.mode != "windowed":
             self._group_batches = min(self._group_batches, UNSHUFFLED_BATCHES)

@@ -29,7 +29,7 @@ from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, probe_endpoint
-from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.messages import capped, combine_errors, counted
 from penstock.storage import filesystem_of
@@ -246,8 +246,8 @@ def list_source(
     files: list[SourceFile] = []
     left_out: list[str] = []
     problems: list[DataError] = []
-    for split in SPLITS:
-        location = getattr(data, split)
+    for split in data.locations:
+        location = data.place(split)
         if known is not None and split in known:
             files += _list_named(known[split], split)
         elif isinstance(location, str):

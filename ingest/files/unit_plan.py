@@ -34,7 +34,7 @@ def plan_units(files: Sequence[SourceFile], unit_bytes: int) -> list[tuple[Sourc
             units.append(tuple(held))
         held, held_bytes = [], 0
 
-    for file in sorted(files, key=lambda file: (SPLITS.index(file.location), file.name)):
+    for file in sorted(files, key=lambda file: (_rank(file.location), file.name)):
         alone = file.size_bytes >= unit_bytes
         if alone or (held and held[-1].location != file.location) or held_bytes + file.size_bytes > CAP * unit_bytes:
             close()
@@ -48,3 +48,7 @@ def plan_units(files: Sequence[SourceFile], unit_bytes: int) -> list[tuple[Sourc
 
 def _unit_interval(name: str) -> float:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _rank(location: str) -> tuple[int, str]:
+    return (SPLITS.index(location), "") if location in SPLITS else (len(SPLITS), location)

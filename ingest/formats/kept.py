@@ -24,7 +24,7 @@ from penstock.ingest.formats.format import Origin
 from penstock.ingest.formats.given import GIVEN, is_ray_dataset, tables_of
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import raising_ours
-from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.progress import announce_wait
@@ -59,8 +59,8 @@ def list_kept(
     kept: dict[str, str] = {}
     known: dict[Split, TableFiles] = {}
     states: dict[Split, str] = {}
-    for split in SPLITS:
-        target = getattr(data, split)
+    for split in data.locations:
+        target = data.place(split)
         if isinstance(target, str):
             origin = form.origin(data, target, base_dir)
             folder = f"sources/{digest_of(origin.identity)}"
@@ -73,7 +73,8 @@ def list_kept(
                 known[split] = TableFiles.model_validate(done["files"])
             else:
                 kept[split] = storage.uri(f"{folder}/{done['rows_in']}")
-    listing = list_source(data.model_copy(update=kept), base_dir, form.extensions, known)
+    update = {**kept, "datasets": {name: kept.get(name, place) for name, place in data.datasets.items()}}
+    listing = list_source(data.model_copy(update=update), base_dir, form.extensions, known)
     files = [file.model_copy(update={"state": states[file.location]}) for file in listing.files]
     return Listing(files, listing.left_out)
 

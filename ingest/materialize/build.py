@@ -256,8 +256,9 @@ def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], d
 def _manifest(
     key: str, data: DataSpec, fitted: FittedPreprocess, records: Sequence[UnitRecord], shared: Sequence[SharedRows]
 ) -> DatasetManifest:
-    shards = [shard for split in SPLITS for record in records for shard in record.shards if shard.split == split]
-    rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS}
+    splits = data.locations
+    shards = [shard for split in splits for record in records for shard in record.shards if shard.split == split]
+    rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in splits}
     dropped = sum((Counter(record.dropped) for record in records), Counter())
     quarantined = sum(record.quarantined for record in records)
     if not rows["train"]:
@@ -275,7 +276,7 @@ def _manifest(
             UnitInfo(key=r.key, files=r.files, rows_read=r.rows_read, rows_dropped=sum(r.dropped.values())) for r in records
         ),
         content_digest=digest_of([shard.digest for shard in shards]),
-        split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in SPLITS},
+        split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in splits},
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 
 from penstock.errors import DataError, ShardError
@@ -42,8 +43,8 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
     if table.num_rows == 0:
         raise DataError(f"shard {Path(path).name}: no rows to write")
     # Nullability and metadata are part of the bytes, so both are fixed here.
-    schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
-    columns_of(schema)
+    arrow = {info.name for info in columns_of(table.schema) if info.arrow is not None}
+    schema = pa.schema([pa.field(field.name, field.type, nullable=field.name in arrow) for field in table.schema])
     batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
     with _InPieces(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
@@ -109,12 +110,33 @@ def _row_bytes(table: pa.Table) -> np.ndarray:
     """Return the bytes of each row in a shard, with 12 bytes of provenance: int64 [rows]."""
     sizes = np.full(table.num_rows, 12, np.int64)
     for info in columns_of(table.schema):
+        if info.arrow is not None:
+            sizes += np.concatenate([_value_bytes(chunk) for chunk in table.column(info.name).chunks])
+            continue
         if info.ragged is None and not info.encoded:
             sizes += np.dtype(info.dtype).itemsize * int(np.prod(info.shape))
             continue
         chunks = [variable_view(chunk) for chunk in table.column(info.name).chunks]
         sizes += np.concatenate([np.diff(chunk.offsets) for chunk in chunks]) * np.dtype(info.dtype).itemsize + 8
     return sizes
+
+
+def _value_bytes(values: pa.Array) -> np.ndarray:
+    """Return about the bytes of each value of any type: int64 [rows]."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return sum((_value_bytes(field) for field in values.flatten()), np.zeros(len(values), np.int64))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64) + 8
+    if pa.types.is_map(kind):  # for which list_value_length has no kernel
+        entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+        values = values.cast(pa.list_(entry))
+    if pa.types.is_nested(kind):
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        upto = np.concatenate([np.zeros(1, np.int64), np.cumsum(_value_bytes(pc.list_flatten(values)))])
+        ends = np.cumsum(lengths)
+        return upto[ends] - upto[ends - lengths] + 8
+    return np.full(len(values), 8, np.int64)
 
 
 class ShardReader:
@@ -126,8 +148,8 @@ class ShardReader:
         self.columns = columns_of(batch.schema)
         self._batch = batch
 
-    def column(self, name: str) -> np.ndarray | Variable:
-        """View the column as a read-only array [rows, *shape] or a `Variable`; `_file` and `_row` are columns, too.
+    def column(self, name: str) -> np.ndarray | Variable | pa.Array:
+        """View the column, read-only (see `column_view`); `_file` and `_row` are columns, too.
 
         Raises:
             KeyError: the column does not exist.

@@ -37,7 +37,7 @@ from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance,
 from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.schema import SPLITS, ColumnInfo, Split
+from penstock.ingest.schema import ColumnInfo, Split
 from penstock.ingest.spec import split_rules
 from penstock.storage import Storage
 
@@ -159,6 +159,7 @@ def unit_key(job: UnitJob) -> str:
             "code": {target: user.digest for target, user in sorted(of.code.items())},
             **_image_libraries(decodes_images(data, of.snapshot.arrow_schema(), of.transforms)),
             "shard_bytes": job.shard_bytes,
+            **({"any_type": True} if data.any_type else {}),
             **({"hashed": True} if data.may_share_rows else {}),
             **({"piece": of.piece} if of.piece else {}),
         }
@@ -242,13 +243,14 @@ class _UnitMaker:
     def __init__(self, job: UnitJob, folder: Path, pool: ThreadPoolExecutor) -> None:
         self._job, self._folder, self._pool = job, folder, pool
         self._file_index = {file.uri: index for index, file in enumerate(job.files)}
-        self._buffers = {split: ShardBuffer(job.shard_bytes) for split in SPLITS}
-        self._shards: dict[Split, list[ShardInfo]] = {split: [] for split in SPLITS}
+        self._splits = job.preparation.data.locations
+        self._buffers = {split: ShardBuffer(job.shard_bytes) for split in self._splits}
+        self._shards: dict[Split, list[ShardInfo]] = {split: [] for split in self._splits}
         self._written: Counter[Split] = Counter()
         self._finish_upload: Callable[[], None] | None = None
         self._schema: tuple[pa.Schema, str] | None = None
-        self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
-        self._hashes: dict[Split, list[np.ndarray]] = {split: [] for split in SPLITS}
+        self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in self._splits}
+        self._hashes: dict[Split, list[np.ndarray]] = {split: [] for split in self._splits}
         self._filtered = 0
         self._unseen: Counter[str] = Counter()
         self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
@@ -279,7 +281,7 @@ class _UnitMaker:
 
     def write_rest(self) -> None:
         """Write the last, shorter shards."""
-        for split in SPLITS:
+        for split in self._splits:
             for tables in self._buffers[split].finish():
                 self._write(split, tables)
 
@@ -304,7 +306,7 @@ class _UnitMaker:
         return UnitRecord(
             key=self._job.key,
             files=tuple(file.name for file in self._job.files),
-            shards=tuple(shard for split in SPLITS for shard in self._shards[split]),
+            shards=tuple(shard for split in self._splits for shard in self._shards[split]),
             columns=columns_of(self._schema[0]) if self._schema else (),
             rows_read=self._job.rows,
             dropped=dict(dropped),

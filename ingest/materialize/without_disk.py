@@ -27,7 +27,7 @@ from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_ours, ray_streams
 from penstock.ingest.read.inspection import PART_BYTES, Piece
-from penstock.ingest.schema import SPLITS, FeedSchema, Split
+from penstock.ingest.schema import FeedSchema, Split
 from penstock.ingest.spec import MaterializeSpec, SplitRule
 from penstock.progress import Progress
 from penstock.storage import Storage
@@ -80,7 +80,7 @@ class RowSource:
         blocks: dict[str, Any] = {}
         manifest = self._pass(key, progress, blocks)
         datasets: dict[Split, MemoryDataset] = {}
-        for split in SPLITS:
+        for split in self.preparation.data.locations:
             shards = manifest.shards_of(split)
             if shards:
                 datasets[split] = MemoryDataset(
@@ -95,7 +95,7 @@ class RowSource:
 
     def units(self, split: Split) -> list[StreamUnit]:
         """List the units that can hold rows of `split`, in row order. Opens large files to find their pieces."""
-        location = "train" if isinstance(getattr(self.preparation.data, split), SplitRule) else split
+        location = "train" if isinstance(self.preparation.data.place(split), SplitRule) else split
         return [
             StreamUnit(part.snapshot.files, part.piece)
             for files in plan_units(self.preparation.snapshot.files, self.spec.unit_bytes)
@@ -192,8 +192,9 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
         if not path.endswith(".arrow") or not keep:
             return
         reader = open_shard(local)
-        # Copied, because the file is deleted.
-        columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
+        # Copied, because the file is deleted; arrays of Arrow keep it open.
+        views = {column.name: reader.column(column.name) for column in reader.columns}
+        columns[path] = {name: view if isinstance(view, pa.Array) else view.copy() for name, view in views.items()}
 
     made = fn([replace(job, storage=_Nowhere(take))])
     yield made

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
-from penstock.ingest.columns.fixed_shape import is_number, is_text
+from penstock.ingest.columns.fixed_shape import is_number, is_tensor, is_text
 from penstock.ingest.columns.images import holds_images, pixel_bytes
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
@@ -24,7 +24,7 @@ from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.read.inspection import Piece, pieces_of
 from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
-from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import did_you_mean
 from penstock.usercode.capture import UserCode
@@ -162,6 +162,8 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
             f"the label {name!r} holds images, or lists that a batch joins; lists as a label are padded",
             next_step="leave data.label out, and let the recipe's loss read the column",
         )
+    if data.any_type and not is_label and not is_tensor(kind):
+        return
     rows.fix_shape(name, is_label=is_label)
     kind = rows.column(name).type
     if is_label and isinstance(kind, pa.FixedShapeTensorType) and kind.shape == [1] and pa.types.is_integer(kind.value_type):
@@ -208,7 +210,7 @@ def split_rows(
             codes = split_codes(data, batch.table, batch.files)
         # Columns that only the rules of splits use are dropped here.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
-        for number, split in enumerate(SPLITS):
+        for number, split in enumerate(data.locations):
             mask = codes == number
             if not mask.any():
                 continue

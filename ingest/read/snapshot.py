@@ -181,7 +181,7 @@ def _refuse_empty(data: DataSpec, files: Sequence[SourceFile], facts: Sequence[F
     for split, count in rows.items():
         if not count:
             named = f"{files[0].uri} holds" if len(files) == 1 else f"the files of data.{split} hold"
-            raise DataError(f"{named} no rows", next_step=f"write {getattr(data, split)} again, or correct data.{split}")
+            raise DataError(f"{named} no rows", next_step=f"write {data.place(split)} again, or correct data.{split}")
 
 
 def _refuse_copies(files: Sequence[SourceFile]) -> None:

@@ -27,7 +27,7 @@ _TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "valida
 
 
 def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
-    """Return the split of each row of `table`: uint8 [rows], index into SPLITS.
+    """Return the split of each row of `table`: uint8 [rows], index into `data.locations`.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
     and f_test <= u < f_test + f_validation is validation. If the two rules hash different columns, validation has its own hash,
@@ -45,7 +45,7 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
     """
     check_split_rules(data)
     location = files[0].location
-    codes = np.full(table.num_rows, SPLITS.index(location), np.uint8)
+    codes = np.full(table.num_rows, data.locations.index(location), np.uint8)
     rules = split_rules(data)
     if location != "train" or not rules or not table.num_rows:
         return codes

@@ -95,6 +95,7 @@ def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) 
             "rows.schema": digest_of(manifest.feed_schema.model_dump(mode="json")),
             "rows.order": shuffled["fingerprint"],
             "rows.seed": spec.shuffle.seed,
+            **{f"rows.{name}": manifest.split_digests[name] for name in spec.data.datasets},  # a function may train on them
             "rows.streamed": spec.materialize.cache == "none",  # windows of a stream are others than those of stored rows
             **decides,
         },
@@ -156,10 +157,12 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "invalid",
         "duplicates",
         "fold",
+        "any_type",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
     leaves = dict(_leaves(data))
-    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
+    later = ("images.", "quarantine.", "datasets.")
+    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(later) and k not in elsewhere}
     read |= {f"version.{n}": v for n, v in format_versions(data).items()}
     read |= {"version.format": added} if (added := format_origin(data)) else {}
     files = {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files}
@@ -174,6 +177,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.label": data.label,
             **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
+            **({"data.any_type": True} if data.any_type else {}),
             **images,
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},

@@ -55,11 +55,12 @@ def test_boosted_trees_of_a_csv_train_twenty_rounds(tmp_path: Path) -> None:
     assert len(losses) == len(right) == 20 and losses[-1] < losses[0] and right[-1] > 0.9
 
 
-def test_config_that_makes_the_shards_itself_is_refused(tmp_path: Path) -> None:
-    job = numbers(tmp_path).job("ingest_programs.py:numbers", datasets="ingest_programs.py:OwnShards")
-    with pytest.raises(SpecError, match="OwnShards has settings that a pipeline does not support") as refused:
-        run_alone(job)
-    assert "its own configure()" in refused.value.problems[0]
+def test_config_that_makes_the_shards_itself_is_called(tmp_path: Path) -> None:
+    plain, own = (
+        numbers(tmp_path).job("ingest_programs.py:numbers", run=run, workers=2, **datasets)
+        for run, datasets in (("plain", {}), ("own", {"datasets": "ingest_programs.py:OwnShards"}))
+    )
+    assert [ran.printed for ran in run_on_two(own)] == [ran.printed for ran in run_on_two(plain)]
 
 
 def test_datasets_to_split_name_the_held_out_rows_val(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_features_and_labels_of_two_datasets_train_and_validate(prepared: Prepar
     assert ran.result.state.step == 20 * 5 and len(held) == 20 and held[-1] < held[0] / 2
 
 
-@pytest.mark.parametrize(("function", "instead"), [("to_torch", "iter_torch_batches"), ("iter_epochs", "once in each epoch")])
+@pytest.mark.parametrize(("function", "instead"), [("iter_epochs", "once in each epoch")])
 def test_calls_that_ray_has_dropped_name_todays(prepared: Prepared, function: str, instead: str) -> None:
     with pytest.raises(SpecError, match=f"has no {function}") as refused:
         run_alone(prepared.job(f"{FILE}:{function}"))

@@ -143,10 +143,6 @@ def over_named_columns(config):
         keep({"held": sum(held) / validation.count()}, model.state_dict())
 
 
-def to_torch(config):
-    ray.train.get_dataset_shard("train").to_torch(label_column="label", batch_size=8)
-
-
 def iter_epochs(config):
     next(ray.train.get_dataset_shard("train").iter_epochs())
 

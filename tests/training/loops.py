@@ -280,8 +280,18 @@ class OwnShards(ray.train.DataConfig):
     def __init__(self):
         super().__init__(["train", "extra"], execution_options=self.default_ingest_options())
 
-    def configure(self, datasets, **rest):
-        return [datasets]
+
+class OwnParts(ray.train.DataConfig):
+    """Splits the rows that are learnt, and gives the others whole."""
+
+    def configure(self, datasets, world_size, worker_handles, worker_node_ids, **others):
+        parts = datasets["train"].streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
+        return [{"train": part, "val": datasets["val"].iterator()} for part in parts]
+
+
+class OwnOrder(ray.train.DataConfig):
+    def configure(self, datasets, *others, **more):
+        return [{"train": part} for part in datasets["train"].random_shuffle().streaming_split(2)]
 
 
 def reports_and_reduces(config):

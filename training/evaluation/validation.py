@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.ingest.columns.arrays import numpy_arrays
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.model import TrainedModel
@@ -66,7 +68,7 @@ def run_over(
     for batch in batches:
         if batch.rows == 0:
             continue
-        columns = batch.columns
+        columns: dict[str, Any] = {**batch.columns, **numpy_arrays(batch.arrow)}
         logged_rows(batch.rows)
         total += model.loss(columns).double() * batch.rows
         logged_rows(1)  # a value that `predict` logs counts once a call

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import DataError
-from penstock.ingest.columns.arrays import column_view, contiguous
+from penstock.ingest.columns.arrays import column_view, contiguous, numpy_arrays
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
@@ -41,7 +41,7 @@ BATCH_BYTES = 8 << 20
 MOST_BATCH_ROWS = 8192
 """Enough to spread the fixed cost of a call; more would only take memory."""
 
-Batches = Callable[[int, int], dict[str, Tensor]]
+Batches = Callable[[int, int], dict[str, Any]]
 """(first row, end) -> tensors as the feed delivers them, on the CPU."""
 
 
@@ -186,7 +186,11 @@ class LoadedModel:
         with torch.inference_mode():
             for begin in range(0, num_rows, batch_rows):
                 end = min(begin + batch_rows, num_rows)
-                on_device = {name: values.to(self._model.device) for name, values in batches(begin, end).items()}
+                given = batches(begin, end)
+                on_device: Any = {
+                    name: values.to(self._model.device) if isinstance(values, Tensor) else values
+                    for name, values in given.items()
+                }
                 parts.append(self._model.predict(on_device, end - begin).detach().cpu())
         return answer_table(torch.cat(parts), self.schema, self._model.predicts) if parts else pa.table({})
 
@@ -203,9 +207,9 @@ def _batches_of(table: pa.Table, schema: FeedSchema) -> Batches:
     block = {name: column_view(contiguous(table.column(name))) for name in table.column_names}
     rows = RowGather(schema.features, [table.num_rows], lambda _: block)
 
-    def batch(begin: int, end: int) -> dict[str, Tensor]:
+    def batch(begin: int, end: int) -> dict[str, Any]:
         ids = np.arange(begin, end)
-        tensors = rows.take(ids)
+        tensors: dict[str, Any] = {**rows.take(ids), **numpy_arrays(rows.take_arrow(ids))}
         for info, packed in rows.take_lists(ids):
             tensors |= cut_lists(info, packed, [end - begin])[0]
         return tensors

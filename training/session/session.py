@@ -24,8 +24,6 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
-from penstock.ingest.schema import SPLITS, Split
-from penstock.messages import describe_error
 from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
@@ -41,13 +39,13 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import POLL_S, Group
 from penstock.training.rng import capture_rng, restore_rng
+from penstock.training.session.data_config import whole_of
 from penstock.training.session.reported import Sorted, file_name, over_ranks, place_of_process, sort_values
 from penstock.training.session.shard import Shard
 from penstock.training.spec import split_names
 from penstock.training.state import TrainState
-from penstock.usercode.capture import UserCode
 
-__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch", "whole_datasets"]
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
 
 GENERATORS = "generators.safetensors"
 """Holds `ranks`, each rank's random generators, uint8[ranks, n]; `batches` and `reports`, how many the loop has taken and made;
@@ -99,7 +97,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         knows_epochs: bool = False,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
-        self._whole = _whole(job)
+        self._whole = whole_of(job, group.world_size)
         self._sender, self._writer, self._digest, self._separate = sender, writer, digest, separate
         self._knows_epochs = knows_epochs
         self._caveats: dict[str, None] = {}
@@ -224,14 +222,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         Raises:
             SpecError: `name` is not a dataset with rows.
         """
-        rows, names = self._job.manifest.rows, split_names(self._job.spec.datasets)
+        rows = self._job.manifest.rows
+        names = {**{given: given for given in rows}, **split_names(self._job.spec.datasets)}
         there = [known for known, split in names.items() if rows.get(split)]
         if name not in there:
             raise SpecError(
                 f"ray.train.get_dataset_shard({name!r}): the pipeline has {', '.join(map(repr, there))}",
                 next_step=f"give the data a {names[name]} split"
                 if name in names
-                else f"give a split this name, train.datasets: {{{name}: test}}, or take one of these",
+                else f"name its files, data.datasets: {{{name}: ...}}, or a split, train.datasets: {{{name}: test}}",
             )
         split = names[name]
         if split not in self._shards:
@@ -248,8 +247,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             if train and not self._knows_epochs:
                 watched["ended"] = self._ended
             self._shards[split] = Shard(
-                split, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, start=start, **watched
-            )
+                split, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device,
+                start=start, together=not train, **watched,
+            )  # fmt: skip
         return self._shards[split]
 
     def report(
@@ -521,53 +521,3 @@ def _early_stopping(job: TrainJob) -> tuple[EarlyStopping | None, str]:
         return None, ""
     early = EarlyStopping(**found.params)
     return early, early.metric
-
-
-def _whole(job: TrainJob) -> Collection[str]:
-    """Return the datasets that are not split over the ranks."""
-    if job.data_config is not None:
-        return whole_datasets(job.data_config)
-    assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
-    names = split_names(job.spec.datasets)
-    return [names[name] for name, how in job.spec.datasets.items() if how == "whole"]
-
-
-def whole_datasets(code: UserCode) -> frozenset[Split]:
-    """Return the datasets that every worker gets whole.
-
-    Args:
-        code: of a DataConfig, or of a class or function that makes one without arguments. `enable_shard_locality` has no
-            effect: it changes no share.
-
-    Raises:
-        SpecError: it is not a DataConfig, or penstock's feed does not support one of its settings; all are listed.
-    """
-    config = code.load()
-    if not isinstance(config, ray.train.DataConfig) and callable(config):
-        try:
-            config = config()
-        except Exception as error:  # the user's code
-            raise SpecError(f"train.datasets: {code.target}() failed: {describe_error(error)}") from error
-    if not isinstance(config, ray.train.DataConfig):
-        raise SpecError(
-            f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
-            next_step="or write which are whole: train.datasets: {validation: whole}",
-        )
-    names = split_names({})
-    cut = list(SPLITS) if config._datasets_to_split == "all" else [names.get(each, each) for each in config._datasets_to_split]
-    problems = [
-        f"its own {name}() works on Ray Data's datasets, and these rows come from penstock's feed"
-        for name in ("configure", "default_ingest_options")
-        if getattr(type(config), name) is not getattr(ray.train.DataConfig, name)
-    ]
-    if config._user_execution_options is not None:
-        problems.append("execution_options are Ray Data's, which prepares nothing here")
-    problems += [f"datasets_to_split names {name!r}; there are {', '.join(SPLITS)}" for name in cut if name not in SPLITS]
-    if problems:
-        raise SpecError(
-            f"train.datasets: {code.target} has settings that a pipeline does not support",
-            problems=problems,
-            next_step="keep DataConfig(datasets_to_split=[...]); what changes rows belongs under preprocess, their order "
-            "under shuffle",
-        )
-    return frozenset(split for split in SPLITS if split not in cut)

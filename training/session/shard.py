@@ -1,23 +1,28 @@
 """The result of `ray.train.get_dataset_shard(name)`: Ray's DataIterator on penstock's feed.
 
 One pass over the rows is an epoch in the spec's order, on each rank its share. The place in the rows is an epoch and a number
-of rows, so a loop that reports in the middle of an epoch continues with the next batch. Source: ray.data.DataIterator, whose
-iterables start another epoch with each `iter()`.
+of rows, so a loop that reports in the middle of an epoch continues with the next batch. Batches of numbers alone come straight
+from the feed; every other form, and columns that are not numbers, are made by Ray's own code from an Arrow table of the batch.
+Source: ray.data.DataIterator, whose iterables start another epoch with each `iter()`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import ray.data
 import torch
+from ray.data.block import BlockAccessor
+from ray.data.collate_fn import DefaultCollateFn
+from ray.data.extensions import ArrowTensorArray
 
 from penstock.errors import SpecError
-from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
@@ -31,14 +36,12 @@ _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
-_NOT_THERE = {
-    "iter_epochs": "walk iter_torch_batches() or iter_batches() once in each epoch",
-    "to_torch": "take iter_torch_batches()",
-}
+
+_FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
 
-class Shard:
-    """One rank's rows of a named dataset.
+class Shard(ray.data.DataIterator):  # type: ignore[misc]  # Ray ships no types for it
+    """One rank's rows of a named dataset. `to_tf`, `to_torch`, `iter_tf_batches` and `iter_jax_batches` are Ray's own.
 
     Args:
         name: of the dataset, for messages.
@@ -51,6 +54,7 @@ class Shard:
         done: called when the loop requests the next batch.
         ended: called at the end of a pass with its epoch and whether it had one batch only; False if it does not count.
         start: (epoch, position) of the first pass.
+        together: whether several passes may run at once: none of them is counted.
     """
 
     def __init__(
@@ -65,16 +69,21 @@ class Shard:
         done: Callable[[], None] = lambda: None,
         ended: Callable[[int, bool], bool] = lambda epoch, looked: True,
         start: tuple[int, int] = (0, 0),
+        together: bool = False,
     ) -> None:
         self._name, self._schema, self._rows, self._shares = name, schema, rows, shares
         self._open_feed, self._device = open_feed, device
         self._passed, self._done, self._ended = passed, done, ended
-        self._next = start
+        self._next, self._together = start, together
         self._open: _Pass | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in _NOT_THERE:
-            raise SpecError(f"the shard {self._name!r} has no {name}()", next_step=_NOT_THERE[name])
+        if name == "iter_epochs" or (not name.startswith("_") and hasattr(ray.data.Dataset, name)):
+            raise SpecError(
+                f"the shard {self._name!r} has no {name}(): its rows come from penstock's feed, not from a ray.data.Dataset",
+                next_step="walk iter_batches() or iter_torch_batches() once in each epoch; what changes rows belongs under "
+                "preprocess",
+            )
         raise AttributeError(f"the shard {self._name!r} has no attribute {name!r}")
 
     def iter_torch_batches(
@@ -86,85 +95,89 @@ class Shard:
         device: Any = "auto",
         collate_fn: Any = None,
         drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
         pin_memory: bool = False,
-        **refused: Any,
     ) -> Iterable[Any]:
         """Return dicts of tensors, or results of `collate_fn` on batches of numpy arrays (or its class's input).
 
         Each `iter()` of the returned object starts another epoch, as with Ray.
 
         Args:
-            prefetch_batches, pin_memory: ignored; the feed prefetches and pins by itself.
+            prefetch_batches: ignored; the feed prefetches by itself.
             batch_size: rows on this rank; None is all.
             dtypes: one, or by column.
             device: `auto` is this rank's.
+            pin_memory: of the results of `collate_fn`; the feed pins its tensors by itself.
+
+        Raises:
+            SpecError: an argument would change the order of the pipeline file.
         """
-        _refuse(self._name, refused)
+        self._refuse(local_shuffle_buffer_size=local_shuffle_buffer_size, local_shuffle_seed=local_shuffle_seed)
         to = self._device if device in (None, "auto") else torch.device(device)
-        if collate_fn is not None:
-            return _Epochs(
-                lambda: self._batches(batch_size, drop_last),
-                lambda batch: _on(collate_fn(_collated(collate_fn, batch)), to),
+        if collate_fn is not None or any(column.arrow for column in self._schema.columns):
+            return super().iter_torch_batches(  # type: ignore[no-any-return]
+                batch_size=batch_size,
+                dtypes=dtypes,
+                device=to,
+                collate_fn=collate_fn,
+                drop_last=drop_last,
+                pin_memory=pin_memory and collate_fn is not None,
             )
         return _Epochs(lambda: self._batches(batch_size, drop_last, to), lambda batch: _cast(batch.columns, dtypes))
 
-    def iter_batches(
+    def _iter_batches(
         self,
         *,
         prefetch_batches: int = 1,
         batch_size: int | None = 256,
         batch_format: str | None = "default",
         drop_last: bool = False,
-        **refused: Any,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        _collate_fn: Callable[[Any], Any] | None = None,
+        _finalize_fn: Callable[[Any], Any] | None = None,
     ) -> Iterable[Any]:
-        """Return batches as dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
-
-        Each `iter()` of the returned object starts another epoch, as with Ray.
-
-        Raises:
-            SpecError: an argument would change the order of the pipeline file, or the format is unknown.
-        """
-        _refuse(self._name, refused)
-        forms = {None: _table, "default": _arrays, "numpy": _arrays, "pandas": _frame, "pyarrow": _table}
-        if batch_format not in forms:
+        """Return batches for all methods of Ray's DataIterator."""
+        self._refuse(local_shuffle_buffer_size=local_shuffle_buffer_size, local_shuffle_seed=local_shuffle_seed)
+        if batch_format not in _FORMATS:
             raise SpecError(f"iter_batches: batch_format is {batch_format!r}; it can be numpy, pandas or pyarrow")
-        return _Epochs(lambda: self._batches(batch_size, drop_last), lambda batch: forms[batch_format](batch.columns))
+
+        def form(batch: Batch) -> Any:
+            made = self._arrays(batch) if batch_format in ("default", "numpy") else _formed(self._table(batch), batch_format)
+            if _collate_fn is not None:
+                made = self._collated(_collate_fn, made)
+            return made if _finalize_fn is None else _finalize_fn(made).data
+
+        return _Epochs(lambda: self._batches(batch_size, drop_last), form)
+
+    def _collated(self, collate_fn: Callable[[Any], Any], made: Any) -> Any:
+        if not isinstance(collate_fn, DefaultCollateFn):
+            return collate_fn(made)
+        try:
+            return collate_fn(made)
+        except (TypeError, ValueError, RuntimeError, pa.ArrowException) as error:
+            arrow = ", ".join(f"{column.name} ({column.arrow})" for column in self._schema.columns if column.arrow)
+            raise SpecError(
+                f"the shard {self._name!r}: iter_torch_batches() cannot make tensors of {arrow}: {error}",
+                next_step="pass a collate_fn, which gets them as numpy arrays (a tokenizer belongs there), or walk "
+                "iter_batches(), or leave the columns out (data.columns, or preprocess: - drop)",
+            ) from error
 
     def iter_rows(self) -> Iterable[dict[str, Any]]:
         """Return rows as dicts. Each `iter()` of the returned object starts another epoch, as with Ray."""
-        return _Epochs(lambda: (row for batch in self._batches(256, False) for row in _rows(batch)), lambda row: row)
+
+        def rows() -> Iterator[dict[str, Any]]:
+            for batch in self._batches(256, False):
+                yield from BlockAccessor.for_block(self._table(batch)).iter_rows(public_row_format=True)
+
+        return _Epochs(rows, lambda row: row)
 
     def iterator(self) -> Shard:
         """Return the shard itself, as materialized datasets of Ray do."""
         return self
 
-    def to_tf(
-        self,
-        feature_columns: str | list[str],
-        label_columns: str | list[str],
-        *,
-        additional_columns: str | list[str] | None = None,
-        prefetch_batches: int = 1,
-        batch_size: int = 1,
-        drop_last: bool = False,
-        **refused: Any,
-    ) -> Any:
-        """Return a `tf.data.Dataset` of features and labels; each pass over it is an epoch.
-
-        Args:
-            feature_columns, label_columns, additional_columns: one name gives a tensor, a list of names a dict of them.
-            prefetch_batches: ignored; the feed prefetches by itself.
-
-        Raises:
-            SpecError: TensorFlow is not installed, or a column does not exist.
-        """
-        _refuse(self._name, refused)
-        chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
-        return _tf_dataset(
-            self._name, self._schema, chosen, lambda: iter(self.iter_batches(batch_size=batch_size, drop_last=drop_last))
-        )
-
-    def materialize(self) -> Shard:
+    def materialize(self) -> Shard:  # type: ignore[override]  # not a dataset of Ray Data
         """Return a shard whose epochs all have this rank's rows of the first one, in the same order; the feed reads them again.
 
         Its epochs count as those of the training, so a loop continues in the middle of one.
@@ -180,21 +193,54 @@ class Shard:
             self._done,
             self._ended,
             self._next,
+            self._together,
         )
 
-    def schema(self) -> pa.Schema:
+    def schema(self) -> ray.data.Schema:
         """Return names and types of the columns."""
-        return _table(
-            {column.name: torch.zeros(0, *column.shape, dtype=getattr(torch, column.dtype)) for column in self._schema.columns}
-        ).schema
+        fields = [
+            (c.name, parse_type(c.arrow) if c.arrow else _arrow(np.empty((0, *c.shape), c.dtype)).type)
+            for c in self._schema.columns
+        ]
+        return ray.data.Schema(pa.schema(fields))
 
     def count(self) -> int:
         """Count the rows, of all ranks that share them."""
         return self._rows
 
+    def world_size(self) -> int:
+        """Count the ranks that share the rows."""
+        return self._shares
+
     def stats(self) -> str:
         """Describe the shard in a line."""
         return f"{self._name}: {counted(self._rows, 'row')}, prepared by penstock, shared by {counted(self._shares, 'worker')}"
+
+    def get_context(self) -> ray.data.DataContext:
+        """Return Ray Data's context of this process."""
+        return ray.data.DataContext.get_current()
+
+    def _to_ref_bundle_iterator(self) -> Any:
+        raise SpecError(f"the shard {self._name!r} has no blocks of Ray Data: its rows come from penstock's feed")
+
+    def _arrays(self, batch: Batch) -> dict[str, np.ndarray]:
+        arrays = {name: column.cpu().numpy() for name, column in batch.columns.items()}
+        return self._in_order({**arrays, **_formed(pa.table(batch.arrow), "numpy")} if batch.arrow else arrays)
+
+    def _table(self, batch: Batch) -> pa.Table:
+        arrays = {name: _arrow(column.cpu().numpy()) for name, column in batch.columns.items()}
+        return pa.table(self._in_order({**arrays, **batch.arrow}))
+
+    def _in_order(self, columns: dict[str, Any]) -> dict[str, Any]:
+        known = [column.name for column in self._schema.columns if column.name in columns]
+        return {name: columns[name] for name in dict.fromkeys([*known, *columns])}
+
+    def _refuse(self, **given: Any) -> None:
+        for argument, value in given.items():
+            if value is not None:
+                raise SpecError(
+                    f"the shard {self._name!r} does not support {argument}={value!r}", next_step=_ELSEWHERE[argument]
+                )
 
     def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
         """Iterate over the next epoch, or the rest of the resumed one.
@@ -204,7 +250,7 @@ class Shard:
         """
         own = batch_size if batch_size is not None else -(-self._rows // self._shares)
         whole = own * self._shares
-        if self._open is not None:
+        if self._open is not None and not self._together:
             self._end(self._open)
         epoch, position = self._next
         self._open = this = _Pass(epoch, position)
@@ -221,7 +267,7 @@ class Shard:
                 self._passed(epoch, batch, self._rows if last else batch.position, time.perf_counter() - asked_s)
                 this.batches += 1
                 yield batch
-                if self._open is not this:
+                if self._open is not this and not self._together:
                     raise SpecError(
                         f"the shard {self._name!r}: two passes over its rows at once (zip(loader, loader), or one inside the "
                         "other) cannot be counted: each pass is an epoch",
@@ -270,86 +316,13 @@ class _Epochs(Iterable[Any]):
         return (self._form(each) for each in self._begin())
 
 
-def _tf_dataset(
-    name: str,
-    schema: FeedSchema,
-    chosen: Sequence[str | list[str]],
-    epoch: Callable[[], Iterator[Mapping[str, np.ndarray]]],
-) -> Any:
-    """Make a dataset of tuples with an entry for each of `chosen`: a tensor for a name, a dict for a list of names.
-
-    Args:
-        name: of the shard, for messages.
-        epoch: starts a pass over the rows in batches.
-
-    Raises:
-        SpecError: TensorFlow is not installed, or a column does not exist.
-    """
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise SpecError(
-            f"the shard {name!r}: to_tf() needs tensorflow, which cannot be imported: {error}",
-            next_step="pip install tensorflow, or use iter_batches(), whose arrays TensorFlow reads",
-        ) from error
-    there = {column.name: column for column in schema.columns if column.ragged is None}
-    for column in (column for columns in chosen for column in ([columns] if isinstance(columns, str) else columns)):
-        if column not in there:
-            raise SpecError(
-                f"the shard {name!r}: to_tf(): {column!r} is not a column of one shape",
-                next_step=f"choose from {', '.join(there)}",
-            )
-
-    def signature(column: str) -> Any:
-        return tf.TensorSpec((None, *there[column].shape), there[column].dtype)
-
-    def elements() -> Iterator[tuple[Any, ...]]:
-        for batch in epoch():
-            yield tuple(_chosen(columns, batch.__getitem__) for columns in chosen)
-
-    made = tf.data.Dataset.from_generator(elements, output_signature=tuple(_chosen(columns, signature) for columns in chosen))
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is this rank's share
-    return made.with_options(options)
+def _arrow(values: np.ndarray) -> pa.Array:
+    """Return an array [rows, *shape] as a column of Ray Data's blocks."""
+    return pa.array(values) if values.ndim == 1 else ArrowTensorArray.from_numpy(values)
 
 
-def _chosen(columns: str | list[str], value: Callable[[str], Any]) -> Any:
-    return value(columns) if isinstance(columns, str) else {column: value(column) for column in columns}
-
-
-def _refuse(name: str, given: Mapping[str, Any]) -> None:
-    for argument, value in given.items():
-        if value is not None:
-            advice = _ELSEWHERE.get(argument, "take it out")
-            raise SpecError(f"the shard {name!r} does not support {argument}={value!r}", next_step=advice)
-
-
-def _arrays(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: column.cpu().numpy() for name, column in columns.items()}
-
-
-def _rows(batch: Batch) -> Iterator[dict[str, Any]]:
-    arrays = _arrays(batch.columns)
-    for row in range(batch.rows):
-        yield {name: values[row] if values.ndim > 1 else values[row].item() for name, values in arrays.items()}
-
-
-def _table(columns: Mapping[str, torch.Tensor]) -> pa.Table:
-    return pa.table({name: tensor_array(values) for name, values in _arrays(columns).items()})
-
-
-def _frame(columns: Mapping[str, torch.Tensor]) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame({name: values if values.ndim == 1 else list(values) for name, values in _arrays(columns).items()})
-
-
-def _collated(collate_fn: Any, batch: Batch) -> Any:
-    from ray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn
-
-    if isinstance(collate_fn, ArrowBatchCollateFn):
-        return _table(batch.columns)
-    return _frame(batch.columns) if isinstance(collate_fn, PandasBatchCollateFn) else _arrays(batch.columns)
+def _formed(table: pa.Table, batch_format: str | None) -> Any:
+    return BlockAccessor.for_block(table).to_batch_format(batch_format)
 
 
 def _cast(columns: Mapping[str, torch.Tensor], dtypes: Any) -> dict[str, torch.Tensor]:
@@ -357,13 +330,3 @@ def _cast(columns: Mapping[str, torch.Tensor], dtypes: Any) -> dict[str, torch.T
         return dict(columns)
     wanted = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
     return {name: column.to(wanted[name]) if name in wanted else column for name, column in columns.items()}
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: _on(each, device) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on(each, device) for each in value)
-    return value

@@ -134,9 +134,20 @@ def test_null_is_refused_when_written(tmp_path: Path) -> None:
         write_shard(tmp_path / "a", [pa.table({"x": pa.array([1.0, None])})])
 
 
-def test_a_string_column_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"'word'.*string"):
-        columns_of(pa.schema([("word", pa.string())]))
+def test_a_column_of_a_type_without_text_is_refused() -> None:
+    with pytest.raises(DataError, match=r"'word'.*union"):
+        columns_of(pa.schema([("word", pa.dense_union([pa.field("a", pa.string())]))]))
+
+
+def test_bytes_of_text_do_not_depend_on_cuts_of_tables(tmp_path: Path) -> None:
+    words = pa.array([None if row % 3 == 1 else "ab" * row for row in range(40)])
+    table = pa.table({"word": words, "words": pa.array([[word] * (row % 3) for row, word in enumerate(words.to_pylist())])})
+    for name, cuts in (("whole", [(3, 30)]), ("cut", [(3, 5), (8, 1), (9, 24)])):
+        write_shard(tmp_path / name, [table.slice(*cut) for cut in cuts])
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "cut").read_bytes()
+    assert open_shard(tmp_path / "whole").column("word").to_pylist() == words.to_pylist()[3:33]
+    sizes = [[len(part) for part in ShardBuffer(200).add(rows)] for rows in (table, table.take(pa.array(range(40))))]
+    assert sizes[0] == sizes[1] and len(sizes[0]) > 5
 
 
 def test_torn_shard_error_has_next_step(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
-"""Does a training function use names of older releases of Ray?"""
+"""Does a training function use names that nothing has: of older releases of Ray, or of datasets?"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from penstock.errors import SpecError
+from penstock.usercode.capture import UserCode
 
-__all__ = ["refuse_old_names"]
+__all__ = ["refuse_absent_datasets", "refuse_old_names"]
 
 _DDP = "torch's DistributedDataParallel takes its place: ray.train.torch.prepare_model(model)"
 _TODAY = {
@@ -39,6 +40,46 @@ def refuse_old_names(files: Mapping[str, str]) -> None:
     ]
     if problems:
         raise SpecError("train.loop uses names of an older Ray", problems=problems, next_step="write today's names")
+
+
+def refuse_absent_datasets(code: UserCode, there: Collection[str]) -> None:
+    """Refuse a function that always asks for a dataset which does not exist. Calls below an `if` or a `try` are not checked.
+
+    Args:
+        there: names of the datasets.
+
+    Raises:
+        SpecError: all such names, with their lines.
+    """
+    _, _, function = code.target.partition(":")
+    problems = [
+        f"{path}:{line}: get_dataset_shard({name!r})"
+        for path, text in sorted(code.files.items())
+        if path.endswith(".py")
+        for each in ast.parse(text).body
+        if isinstance(each, ast.FunctionDef) and each.name == function
+        for line, name in _asked(each)
+        if name not in there
+    ]
+    if problems:
+        raise SpecError(
+            f"{code.target} asks for a dataset that does not exist; there are {', '.join(dict.fromkeys(there))}",
+            problems=problems,
+            next_step="name its files, data.datasets: {NAME: ...}, or a split, train.datasets: {NAME: test}; validation and "
+            "test need data.validation and data.test",
+        )
+
+
+def _asked(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and name of each dataset that the statements below ask for on every way through them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If | ast.IfExp | ast.Try | ast.FunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.Call) and ast.unparse(child.func).endswith("get_dataset_shard"):
+            given = [*child.args, *(keyword.value for keyword in child.keywords)]
+            if given and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str):
+                yield child.lineno, given[0].value
+        yield from _asked(child)
 
 
 def _longest(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
