@@ -35,6 +35,8 @@ from tests.training.ranks import run_ranks
 
 __all__ = ["Prepared", "Ran", "checkpoints", "killed_at_batch", "prepare", "reports", "run_alone", "run_on_two"]
 
+HERE = Path(__file__).parent
+
 
 @dataclass
 class Ran:
@@ -53,11 +55,18 @@ class Prepared:
     manifest: Any
 
     def job(
-        self, target: str, params: Mapping[str, Any] | None = None, *, run: str = "run", attempt: int = 1, **train: Any
+        self,
+        target: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        run: str = "run",
+        attempt: int = 1,
+        base: Path = HERE,
+        **train: Any,
     ) -> TrainJob:
-        """A training by a function of a file of this folder; `train` are fields of the section."""
+        """A training by a function of a file of `base`; `train` are fields of the section."""
         spec = TrainSpec.model_validate({"loop": target, "params": dict(params or {}), **train})
-        code = capture(target, Path(__file__).parent, spec.params)
+        code = capture(target, base, spec.params)
         RAY_TRAIN.check(code, spec)
         order = make_order(ShuffleSpec(seed=17), self.manifest.rows["train"])
         return TrainJob(
@@ -70,7 +79,7 @@ class Prepared:
             code=code,
             attempt=attempt,
             pipeline="guide",
-            data_config=capture(spec.datasets, Path(__file__).parent) if isinstance(spec.datasets, str) else None,
+            data_config=capture(spec.datasets, base) if isinstance(spec.datasets, str) else None,
             identity={"data": self.manifest.content_digest, "order": order.fingerprint},
         )
 

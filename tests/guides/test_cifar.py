@@ -19,11 +19,16 @@ from tests.guides.running import Prepared, checkpoints, killed_at_batch, prepare
 PARAMS = {"lr": 1e-3, "epochs": 2, "batch_size_per_worker": 32}
 
 
-def pictures(folder: Path) -> Prepared:
-    """128 and 50 pictures of 32 by 32 pixels, whose brightness tells the class."""
+def pixels_and_labels(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of 32 by 32 pixels, whose brightness tells the class."""
     rng = np.random.default_rng(0)
-    label = np.arange(178) % 10
-    image = (label.reshape(-1, 1, 1, 1) * 25 + rng.integers(0, 20, (178, 32, 32, 3))).astype(np.uint8)
+    label = np.arange(rows) % 10
+    return (label.reshape(-1, 1, 1, 1) * 25 + rng.integers(0, 20, (rows, 32, 32, 3))).astype(np.uint8), label
+
+
+def pictures(folder: Path) -> Prepared:
+    """128 pictures to train on, and 50 held out."""
+    image, label = pixels_and_labels(178)
     tables = {
         split: pa.table({"image": tensor_array(image[rows]), "label": label[rows]})
         for split, rows in (("train", slice(0, 128)), ("validation", slice(128, 178)))

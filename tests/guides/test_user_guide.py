@@ -10,6 +10,7 @@ import pytest
 
 from penstock.errors import SpecError, TrainingError
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.events import Reported
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from tests.guides.running import Prepared, checkpoints, prepare, reports, run_alone, run_on_two
 
@@ -37,17 +38,24 @@ def test_functions_with_and_without_helpers_share_rows(prepared: Prepared, funct
     assert len(losses) == 2 and losses[1] < losses[0]
 
 
-def test_every_epoch_is_a_report_and_a_config_is_passed(prepared: Prepared) -> None:
+def test_config_is_passed_and_returned_values_of_all_workers_kept(prepared: Prepared) -> None:
     for epochs in (2, 5):
-        job = prepared.job(f"{FILE}:returns", {"num_epochs": epochs}, run=f"run-{epochs}")
-        run_alone(job)
+        job = prepared.job(f"{FILE}:returns", {"num_epochs": epochs}, run=f"run-{epochs}", workers=2)
+        ran = run_on_two(job)
         assert reports(job, "number") == [*range(epochs)]
+        assert [*ran[0].result.returned] == [[*range(epochs)]] * 2
 
 
-def test_reports_of_three_epochs_are_charted(prepared: Prepared) -> None:
-    job = prepared.job(f"{FILE}:reports_numbers")
-    run_alone(job)
-    assert reports(job, "number") == [0, 1, 2] and reports(job, "accuracy") == [0.5] * 3
+def test_reports_of_both_workers_are_charted_and_passed_on(prepared: Prepared) -> None:
+    job = prepared.job(f"{FILE}:reports_numbers", workers=2, report={"accuracy": "mean"})
+    ran = run_on_two(job)
+    assert reports(job, "number") == [0, 1, 2] and reports(job, "accuracy") == [1.0] * 3
+    assert reports(job, "workers/1/accuracy") == [1.5] * 3
+    results = [
+        event.ranks for event in ran[0].events if isinstance(event, Reported)
+    ]  # what `penstock.run(on_report=f)` passes to f
+    assert [[each["number"] for each in ranks] for ranks in results] == [[0, 0], [1, 1], [2, 2]]
+    assert {"report/time_s", "report/iteration", "report/date", "report/node", "report/pid"} <= results[0][0].keys()
 
 
 def test_metric_of_torchmetrics_is_reported(prepared: Prepared) -> None:
@@ -69,12 +77,13 @@ def test_two_epochs_then_four_go_on_to_the_weights_of_four(prepared: Prepared) -
     assert reports(more, "loss") == reports(whole, "loss") and len(reports(whole, "loss")) == 4
 
 
-def test_best_checkpoint_is_that_of_the_lowest_loss(prepared: Prepared) -> None:
-    job = prepared.job(f"{FILE}:reports_losses", checkpoint={"keep": 1, "best": {"metric": "loss", "mode": "min"}})
+@pytest.mark.parametrize(("keep", "kept"), [({"keep": 1, "keep_best": 2}, {1, 2, 3}), ({"keep": 0}, {1, 3})])
+def test_two_lowest_losses_are_kept_or_only_the_best(prepared: Prepared, keep: dict[str, int], kept: set[int]) -> None:
+    job = prepared.job(f"{FILE}:reports_losses", checkpoint={**keep, "best": {"metric": "loss", "mode": "min"}})
     run_alone(job)
     best = job_checkpoints(job).best()
     assert best is not None and best.manifest.metrics["loss"] == 1
-    assert {each.manifest.metrics["loss"] for each in checkpoints(job)} == {1, 3}
+    assert {each.manifest.metrics["loss"] for each in checkpoints(job)} == kept, "the newest, which a run continues from, too"
 
 
 def test_function_that_never_gives_a_checkpoint_is_refused(prepared: Prepared) -> None:

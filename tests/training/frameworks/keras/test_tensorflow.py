@@ -17,7 +17,7 @@ import pytest
 from penstock.training.events import Printed
 from penstock.training.frameworks.on_workers import installed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
-from penstock.usercode.capture import capture
+from penstock.training.job import TrainJob
 from tests.guides.running import Prepared, checkpoints, prepare, reports, run_on_two
 from tests.training.on_ray.test_trainer import Watcher
 from tests.training.test_ray_train import cluster
@@ -35,10 +35,8 @@ def line(folder: Path) -> Prepared:
     return prepare(folder, {"train": pa.table({"x": x, "y": 3 * x + 1 + noise})}, label="y")
 
 
-def job_of(prepared: Prepared, function: str, params: dict[str, Any], **more: Any) -> Any:
-    job = prepared.job("ingest_programs.py:quickstart", params, workers=2, **more)
-    code = capture(f"tensorflow_loops.py:{function}", Path(__file__).parent, params)
-    return replace(job, code=code)
+def job_of(prepared: Prepared, function: str, params: dict[str, Any], **more: Any) -> TrainJob:
+    return prepared.job(f"tensorflow_loops.py:{function}", params, base=Path(__file__).parent, workers=2, **more)
 
 
 def test_two_workers_learn_together_and_go_on_to_same_weights(tmp_path: Path) -> None:
