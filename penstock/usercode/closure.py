@@ -41,15 +41,9 @@ _OPAQUE = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__"})
 
 
 class Closure:
-    """Everything that `name` in project file `path` reaches.
+    """Everything that the definition `name` in file `path` of the project in folder `root` reaches.
 
-    Args:
-        root: the project folder.
-        path: project-relative path of the file to start in.
-        name: the definition to start at.
-
-    Raises:
-        UserCodeError: a reached file does not parse, or `name` is not bound in `path`.
+    Raises UserCodeError: a reached file does not parse, or `name` is not bound in `path`.
     """
 
     def __init__(self, root: Path, path: str, name: str) -> None:

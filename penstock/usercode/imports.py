@@ -41,9 +41,6 @@ class Layout:
         """Return whether the project has this file."""
         return (self._root / path).is_file()
 
-    def _has_sources(self, folder: str) -> bool:
-        return any(next(self._root.glob(f"{folder}/{pattern}"), None) for pattern in ("*.py", "*/*.py"))
-
     def find(self, parts: Sequence[str], below: str = "") -> str | None:
         """Return the path of module `parts` in folder `below`: a package, a file, or a plain folder (with a trailing slash)."""
         stem = "/".join([below, *parts] if below else parts)
@@ -52,7 +49,8 @@ class Layout:
             return init
         if stem and self.is_file(f"{stem}.py"):
             return f"{stem}.py"
-        return f"{stem}/" if self._has_sources(stem or ".") else None
+        has_sources = any(next(self._root.glob(f"{stem or '.'}/{pattern}"), None) for pattern in ("*.py", "*/*.py"))
+        return f"{stem}/" if has_sources else None
 
     def absolute(self, name: str, importer: str) -> str | None:
         """Return the path of the module that `import name` in file `importer` means; None for an installed one.

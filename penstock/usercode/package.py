@@ -12,15 +12,14 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
 import sys
 import threading
-import uuid
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import IO, Any
 
 from penstock.digest import digest_of
+from penstock.storage import Storage
 from penstock.temporary import own_folder, remove_unowned, user_folder
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.source import read_source_text
@@ -115,8 +114,5 @@ def _write(files: dict[str, str], root: str) -> tuple[Path, IO[bytes]]:
     for path, content in files.items():
         target, data = folder / path, file_content(path, content)
         if not target.is_file() or target.read_bytes() != data:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-            temporary.write_bytes(data)
-            os.replace(temporary, target)
+            Storage(str(folder)).write_bytes(path, data)
     return folder, owner

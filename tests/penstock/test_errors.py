@@ -21,6 +21,10 @@ def test_every_error_survives_pickle(kind: type[PenstockError]) -> None:
     assert copy.exit_code == error.exit_code
 
 
+def test_notebook_shows_error_without_traceback() -> None:
+    assert DataError("it broke", next_step="mend it")._render_traceback_() == ["DataError: it broke\nNext: mend it"]
+
+
 def test_exit_codes_of_error_classes() -> None:
     codes = {kind.__name__: kind.exit_code for kind in KINDS if kind is not Interrupted}
     assert codes == {
