@@ -104,10 +104,15 @@ def load_given(
             f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation and test",
             next_step='call run(file, data={"train": rows})',
         )
-    loaded = load_spec(spec, [*changes, *_rows_at(dict.fromkeys(data, "given"))])
-    storage = Storage(loaded.spec.storage)
-    kept = {split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()}
-    return load_spec(loaded.file, [*changes, *_rows_at(kept)])
+
+    def with_rows_at(places: Mapping[Split, str]) -> LoadedSpec:
+        section: dict[str, str] = {"format": "arrow", **{str(split): place for split, place in places.items()}}
+        if isinstance(spec, Mapping):
+            return load_spec({**spec, "data": {**spec.get("data", {}), **section}}, changes)
+        return load_spec(spec, [*changes, *(as_override(f"data.{name}", value) for name, value in section.items())])
+
+    storage = Storage(with_rows_at(dict.fromkeys(data, "given")).spec.storage)
+    return with_rows_at({split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()})
 
 
 class RunResult(dict[str, Any]):
@@ -161,11 +166,6 @@ def run_loaded(
         request = RunRequest.of(preflight, fresh=fresh, until=until, on_report=on_report)
         stopping.check()
         return flow_result(lambda: pipeline(request, return_state=True))
-
-
-def _rows_at(places: Mapping[Split, str]) -> list[str]:
-    """Return the settings that read rows which `keep_object` has kept."""
-    return [as_override("data.format", "arrow"), *(as_override(f"data.{split}", uri) for split, uri in places.items())]
 
 
 @contextlib.contextmanager

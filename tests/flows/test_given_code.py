@@ -249,5 +249,7 @@ def test_train_func_and_rows_take_the_place_of_the_files(
         module = sys.modules[loaded.project.recipe.load().__module__]
         assert module.train({}) == 2 and module.load_model("", {}) == 1
         assert loaded.spec.train.params == {"a": 1}
+    whole = load_spec(tmp_path / ".penstock" / "given" / "given.yaml")
+    assert whole.spec.data == loaded.spec.data and whole.spec.train.loop == loaded.spec.train.loop
     with pytest.raises(SpecError, match="has test; it takes train"):
         load_given({"name": "given"}, data={"test": {"x": [1]}})
