@@ -15,6 +15,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.keys import framework_versions
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
+from penstock.training.checkpoint.folder import FOLDER
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
@@ -52,6 +53,10 @@ __all__ = [
     "other_weights",
     "trusted_checkpoint",
 ]
+
+
+SHOWN_BYTES = 4 << 20
+"""Largest folder of a function whose files are copied to the tracked run."""
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -148,10 +153,23 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if job.spec.checkpoint.keep == 0 and store.prune(ended=True):
         outcome = outcome.model_copy(update={"checkpoint": chosen_checkpoint(outcome)})
         ctx.tracker.checkpoints(store.committed())
+    if job.spec.loop is not None:
+        _show_folders(ctx, store, {"last": outcome.checkpoint, "best": outcome.best_checkpoint})
     if warning := best_warning(job.spec.checkpoint.best, outcome):
         ctx.warn(f"train: {warning}")
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
+
+
+def _show_folders(ctx: RunContext, store: CheckpointStore, names: Mapping[str, str | None]) -> None:
+    """Show what a function reported last and best: the files where they are small, else the address of their folder."""
+    for which, checkpoint in ((which, store.get(name)) for which, name in names.items() if name is not None):
+        files = {name: file for name, file in checkpoint.manifest.files.items() if name.startswith(f"{FOLDER}/")}
+        if sum(file.size_bytes for file in files.values()) > SHOWN_BYTES:
+            ctx.tracker.log_text(f"checkpoint/{which}.txt", f"{checkpoint.storage.uri(FOLDER)}\n")
+            continue
+        for name in files:
+            ctx.tracker.log_figure(name.replace(FOLDER, f"checkpoint/{which}", 1), checkpoint.storage.read_bytes(name))
 
 
 def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:

@@ -204,7 +204,7 @@ class EvaluateSpec(Section):
 class PromoteSpec(Section):
     """When the alias moves: if the new model is better than the one that holds it, measured now on the same held-out rows."""
 
-    metric: Annotated[str, OnResume.FREE, Field(pattern=r"^(test|val)/\w+$")]
+    metric: Annotated[str, OnResume.FREE]
     """What is compared, as in `test/accuracy`: `test` or `val`, and a metric of docs/recipe.md, but no loss and none of the
     recipe's."""
     min_gain: Annotated[float, OnResume.FREE, Field(ge=0)] = 0.0
@@ -213,6 +213,16 @@ class PromoteSpec(Section):
     """Slice (`country=France`), or a column of `evaluate.slices` for each of its slices: the metric's worst value there."""
     otherwise: Annotated[Literal["keep", "move"], OnResume.FREE] = "keep"
     """What the alias does where the two cannot be compared, such as when a column that the old model needs is gone."""
+
+    @field_validator("metric")
+    @classmethod
+    def _is_of_held_out_rows(cls, metric: str) -> str:
+        if not re.fullmatch(r"(test|val)/\w+", metric):
+            raise ValueError(
+                f"{metric!r} is not test/NAME or val/NAME: both models are measured now, on the same rows. What a function has "
+                "reported was of its own rows; with load_model beside it, the function's model is measured, too"
+            )
+        return metric
 
 
 class RegisterSpec(Section):

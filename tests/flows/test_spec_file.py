@@ -244,6 +244,8 @@ def test_promote_metric_needs_its_split(tmp_path: Path) -> None:
     assert problem.endswith("register.promote.metric: 'val/accuracy' needs a validation split; set data.validation")
     (problem,) = problems_of(write(tmp_path, GOOD), "register.promote={metric: val/loss}")
     assert "register.promote.metric: 'val/loss' is a loss, which is the recipe's own" in problem
+    (problem,) = problems_of(write(tmp_path, GOOD), "register.promote={metric: accuracy}")
+    assert "'accuracy' is not test/NAME or val/NAME: both models are measured now, on the same rows" in problem
 
 
 def test_window_of_shards_needs_windowed_mode(tmp_path: Path) -> None:

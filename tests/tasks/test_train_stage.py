@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.events import Event, Reported
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import BestSpec
 from tests.drills.project import make_project
@@ -27,10 +29,11 @@ from tests.training.digits import make_job
 class Trains:
     """A framework whose training takes no time; `saves` says whether its checkpoint arrives in the storage."""
 
-    def __init__(self, status: str, *, saves: bool) -> None:
-        self.status, self.saves = status, saves
+    def __init__(self, status: str, *, saves: bool, events: Sequence[Event] = ()) -> None:
+        self.status, self.saves, self.events = status, saves, events
 
-    def train(self, job: TrainJob, **others: Any) -> TrainOutcome:
+    def train(self, job: TrainJob, *, listener: Any, **others: Any) -> TrainOutcome:
+        listener(self.events)
         if self.saves:
             facts = CheckpointFacts(step=7, epoch=1, position=0, world_size=1, identity=job.identity)
             job_checkpoints(job).write(Snapshot(facts, {"weights": SavedBytes(b"w")}, lambda: "digest"))
@@ -59,7 +62,7 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
         tracker=SimpleNamespace(checkpoints=lambda committed: None),
         reporter=SimpleNamespace(progress=lambda stage: silent, report=said.append),
         said=said,
-        stopping=SimpleNamespace(stop=stop, signum=15, graceful=False),
+        stopping=SimpleNamespace(stop=stop, signum=15, graceful=False, lost=None),
         need_ray=lambda: True,
         on_report=None,
     )
@@ -89,6 +92,22 @@ def test_start_weights_are_stored_until_first_checkpoint(tmp_path: Path) -> None
     begun.work_storage.delete(START)
     STAGE.run(begun)
     assert not begun.work_storage.exists(START), "what continues has weights of its own"
+
+
+def test_reports_reach_on_report_until_it_fails(tmp_path: Path) -> None:
+    events = [Reported(step=step, ranks=({"loss": 0.5, "report/pid": 1}, {"loss": 0.7})) for step in (3, 4)]
+    ctx = context(tmp_path, Trains("finished", saves=True, events=events))
+    seen: list[dict[str, Any]] = []
+    warned: list[str] = []
+
+    def on_report(report: dict[str, Any]) -> None:
+        seen.append(report)
+        assert len(seen) < 3, "one too many"
+
+    ctx.on_report, ctx.warn = on_report, warned.append
+    STAGE.run(ctx)
+    assert seen[:2] == [{"rank": 0, "step": 3, "loss": 0.5, "report/pid": 1}, {"rank": 1, "step": 3, "loss": 0.7}]
+    assert len(seen) == 3 and len(warned) == 1 and warned[0].startswith("on_report failed and is not called again: ")
 
 
 def test_record_with_missing_checkpoint_is_refused(tmp_path: Path) -> None:
