@@ -266,7 +266,8 @@ def _find(value: Any, name: str, where: str) -> _Found:
     if len(found) != 1:
         problem = "has several definitions that may be meant" if found else "has no source that can be read"
         raise UserCodeError(
-            f"{where} {problem}", next_step="define it once, by `def` or `class`, in a file or a notebook's cell"
+            f"{where} {problem}",
+            next_step="define it once, by `def` or `class`, in a file or a notebook's cell, or restart the kernel",
         )
     ((file, node),) = found.values()
     if functions and functions[0] is not value and isinstance(node, ast.FunctionDef) and not node.decorator_list:

@@ -29,9 +29,6 @@ _FACTS_SHOWN = {"evaluate": 6}
 LINE_EVERY_S = 5.0
 """Seconds between two progress lines in a plain log."""
 
-NOTEBOOK_EVERY_S = 0.5
-"""Seconds between two changes of a line in a notebook."""
-
 
 def make_reporter() -> Reporter:
     """Make a reporter: bars if stderr is a terminal, a line a stage in a notebook, else lines."""
@@ -54,22 +51,28 @@ def _sentence(outcome: StageOutcome) -> str:
 class PlainReporter:
     """Prints one line per event; keeps the stderr of its start, since user code's output is redirected here."""
 
+    every_s = LINE_EVERY_S
+
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._stream = sys.stderr
 
     def progress(self, stage: str) -> Progress:
-        """Return a callable that prints a line at most every few seconds."""
+        """Return a callable that shows the progress at most every few seconds."""
 
         def update(done: float, total: float | None, unit: str, note: str = "") -> None:
             now = time.monotonic()
-            if now - self._last.get(stage, 0.0) < LINE_EVERY_S:
+            if now - self._last.get(stage, 0.0) < self.every_s:
                 return
             self._last[stage] = now
             of = f" of {total:,.0f}" if total else ""
-            self.report(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
+            self.show(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
 
         return update
+
+    def show(self, progress: str) -> None:
+        """Print a line of progress."""
+        self.report(progress)
 
     def report(self, text: str) -> None:
         """Print a line."""
@@ -88,6 +91,8 @@ class PlainReporter:
 class NotebookReporter(PlainReporter):
     """Shows one output a stage, which its progress changes in place, and prints the other lines."""
 
+    every_s = 0.5
+
     def __init__(self) -> None:
         super().__init__()
         self._shown: Any = None
@@ -95,16 +100,12 @@ class NotebookReporter(PlainReporter):
     def progress(self, stage: str) -> Progress:
         """Return a callable that changes the stage's output."""
         self._shown = self._shown or sys.modules["IPython"].display.display(_as_text(f"  {stage}"), raw=True, display_id=True)
+        return super().progress(stage)
 
-        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
-            now = time.monotonic()
-            if now - self._last.get(stage, 0.0) < NOTEBOOK_EVERY_S or self._shown is None:
-                return
-            self._last[stage] = now
-            of = f" of {total:,.0f}" if total else ""
-            self._shown.update(_as_text(f"  {stage}: {done:,.0f}{of} {unit}  {note}"), raw=True)
-
-        return update
+    def show(self, progress: str) -> None:
+        """Change the stage's output."""
+        if self._shown is not None:
+            self._shown.update(_as_text(progress), raw=True)
 
     def finished(self, outcome: StageOutcome) -> None:
         """Put the outcome of the stage in the place of its progress."""
@@ -116,7 +117,7 @@ class NotebookReporter(PlainReporter):
 
 
 def _as_text(text: str) -> dict[str, str]:
-    return {"text/plain": redact_text(text.rstrip())}
+    return {"text/plain": redact_text(text)}
 
 
 class TerminalReporter:
