@@ -6,14 +6,14 @@ means to a run that already has a checkpoint. An untagged field is forbidden, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-__all__ = ["OnResume", "PluginSection", "Section", "added_sections", "resume_rules"]
+__all__ = ["OnResume", "PluginSection", "Section", "added_sections", "leaves", "resume_rules"]
 
 
 class OnResume(Enum):
@@ -68,3 +68,15 @@ def resume_rules(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
 def _section_in(annotation: Any) -> type[BaseModel] | None:
     candidates = (annotation, *get_args(annotation))
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted path and value of every entry of nested JSON that is not None; a list that nests nothing is one value."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping | list | tuple) for inner in value):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{prefix}.{index}")
+    elif value is not None:
+        yield prefix, value

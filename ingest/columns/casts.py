@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["canonical_type", "cast_array", "first_bad_row", "fits_double", "is_list", "is_rounded", "promote"]
+__all__ = ["canonical_type", "cast_array", "first_bad_row", "fits_double", "is_list", "is_rounded", "is_text", "promote"]
 
 
 _NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -80,7 +80,7 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     for test in (pa.types.is_duration, pa.types.is_time):
         if test(first) and test(second):
             return _finer_span(first, second)
-    for test, wide in ((_is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
+    for test, wide in ((is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
         if test(first) and test(second):
             return wide
     if pa.types.is_struct(first) and pa.types.is_struct(second):
@@ -154,8 +154,9 @@ def _is_time_point(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -186,7 +187,7 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
         if values.null_count < len(values):
             raise pa.ArrowInvalid("a value in a column where only nulls were seen")
         return pa.nulls(len(values))
-    if _is_text(values.type) and not _is_text(kind) and not _is_bytes(kind):
+    if is_text(values.type) and not is_text(kind) and not _is_bytes(kind):
         return _cast_text(values, kind)
     made = pc.cast(values, kind)
     if _is_lossy(values, made):

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.casts import cast_array, is_list, is_text
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.type_text import type_text, value_text
@@ -44,11 +44,6 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds strings."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def is_tensor(kind: pa.DataType) -> bool:
     """Whether every row of a column of this type is numbers of one shape, or a list or image of `columns.extension_types`."""
     if pa.types.is_fixed_size_list(kind):
@@ -62,7 +57,7 @@ def is_vector(kind: pa.DataType) -> bool:
     """Whether a row is a list or tensor of numbers; of lists, whether all are of one length shows when rows are looked at."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return True
-    return _is_list(kind) and is_number(kind.value_type)
+    return is_list(kind) and is_number(kind.value_type)
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -155,24 +150,20 @@ def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Une
         width = kind.byte_width
         data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :]
         return tensor_array(data[: len(array) * width].reshape(len(array), width))
-    if _is_list(kind):
+    if is_list(kind):
         return _list_column(name, array, is_label=is_label)
     raise _no_numbers(name, array, is_label=is_label)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
 def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | UnequalLists:
     entry = array.type
-    while _is_list(entry):
+    while is_list(entry):
         entry = entry.value_type
     if not is_number(entry):
         raise _no_numbers(name, array, is_label=is_label)
     shape: list[int] = []
     flat = array
-    while _is_list(flat.type):
+    while is_list(flat.type):
         # An inner list that is null counts as one of no entries, which it has in what is flattened.
         lengths = pc.fill_null(pc.list_value_length(flat), 0).to_numpy(zero_copy_only=False)
         other = np.flatnonzero(lengths != lengths[:1])
@@ -248,7 +239,7 @@ def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
         advice = f"decode_image: {{column: {column}}} if it holds images"
     elif pa.types.is_struct(kind):
         advice = f"flatten: {{columns: [{column}]}} makes columns of its fields"
-    elif _is_list(kind) and is_text(kind.value_type):
+    elif is_list(kind) and is_text(kind.value_type):
         advice = f"hashing: {{columns: [{column}], buckets: 64}} counts its words by their hash"
     else:
         advice = "make numbers of it"

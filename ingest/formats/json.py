@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from penstock.errors import DataError
-from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, fits_double, promote
+from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, fits_double, is_list, is_text, promote
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
@@ -219,7 +219,7 @@ def _with_lists(kind: pa.DataType) -> pa.DataType:
     """Return the type with plain lists for those that pyarrow's parser does not know."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _with_lists(field.type)) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         return pa.list_(_with_lists(kind.value_type))
     return kind
 
@@ -246,7 +246,7 @@ def _column(
     file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
 ) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
-    of_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_decimal(kind)
+    of_text = is_text(kind) or pa.types.is_decimal(kind)
     if of_text or any(isinstance(value, str) for value in values):
         array = pa.array([value if value is None else _text(value) for value in values], pa.string())
     else:

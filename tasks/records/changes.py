@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from penstock.config import Section
+from penstock.config import Section, leaves
 from penstock.tasks.records.keys import StageKey, changed_inputs, short_value
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES, StageName
@@ -69,7 +69,7 @@ class Before(Section):
 
 def changes(before: Before, after: Before) -> Changes:
     """Compare two runs."""
-    old, new = (dict(_leaves(side.spec)) for side in (before, after))
+    old, new = (dict(leaves(side.spec)) for side in (before, after))
     spec = [Change(name=name, before=old.get(name), after=new.get(name)) for name in dict.fromkeys([*old, *new])]
     stages = [name for name in STAGES if name in before.keys and name in after.keys]
     pairs = [(before.keys[name].inputs, after.keys[name].inputs) for name in stages]
@@ -121,18 +121,6 @@ def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Fi
     yield from (FileChange(name=name, what="added") for name in sorted(new.keys() - old.keys()))
     yield from (FileChange(name=name, what="gone") for name in sorted(old.keys() - new.keys()))
     yield from (FileChange(name=name, what="changed") for name in sorted(old.keys() & new.keys()) if old[name] != new[name])
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted path and value of every entry of a spec that is not None."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{prefix}.{index}")
-    elif value is not None:
-        yield prefix, value
 
 
 def _some(names: Sequence[str]) -> str:

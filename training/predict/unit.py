@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from penstock.digest import digest_of
 from penstock.errors import DataError
-from penstock.ingest.columns.casts import cast_array, promote
+from penstock.ingest.columns.casts import cast_array, is_text, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
@@ -217,8 +217,7 @@ class _Source:
         )
 
     def _is_text(self, name: str) -> bool:
-        kind = self._wanted.get(name, pa.string())
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        return is_text(self._wanted.get(name, pa.string()))
 
     def _read_as(self, name: str, found: pa.DataType) -> pa.DataType:
         if name in self._job.data.types:

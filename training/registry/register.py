@@ -29,7 +29,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
-from penstock.ingest.columns.casts import is_list
+from penstock.ingest.columns.casts import is_list, is_text
 from penstock.ingest.columns.images import holds_images
 from penstock.installed import PACKAGE_DIR
 from penstock.training.model import ModelSpec
@@ -292,7 +292,7 @@ def _type(kind: pa.DataType) -> Any:
         return DataType.long
     if pa.types.is_floating(kind):
         return DataType.double
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return DataType.string
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
         return DataType.binary

@@ -19,12 +19,13 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
+from penstock.config import leaves
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
 from penstock.redact import first_line, redact, redact_text
@@ -147,7 +148,8 @@ class Tracker(ABC):
         sender.start()
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
-            tracker._put("params", params=dict(_flatten(redact(params))), attempt=attempt)
+            found = ((path, value) for path, value in leaves(redact(params)) if value not in ([], ()))
+            tracker._put("params", params={path: _as_text(value) for path, value in found}, attempt=attempt)
         return tracker
 
     @classmethod
@@ -226,8 +228,7 @@ class Tracker(ABC):
         Those without a dot are for people: `description` (markdown), `source`, `user`, and `parent`, the `run_id` of the run
         that this one is a part of.
         """
-        text = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in redact(tags).items()}
-        self._put("tags", tags=text)
+        self._put("tags", tags={key: _as_text(value) for key, value in redact(tags).items()})
 
     def log_json(self, name: str, value: Any) -> None:
         """Store JSON-able data (secrets hidden) as the artifact `name`."""
@@ -328,15 +329,5 @@ class Tracker(ABC):
         self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, text) for every leaf. Lists of scalars stay one value; null and empty containers yield nothing."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):
-        for index, inner in enumerate(value):
-            yield from _flatten(inner, f"{prefix}.{index}")
-    elif isinstance(value, str):
-        yield prefix, value
-    elif value is not None and value != [] and value != ():
-        yield prefix, json.dumps(value, ensure_ascii=False, default=str)
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

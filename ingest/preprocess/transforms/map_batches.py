@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.casts import cast_array, first_bad_row
+from penstock.ingest.columns.casts import cast_array, first_bad_row, is_list
 from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, missing_values, numbers
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
@@ -205,9 +205,7 @@ def _as_numpy(values: pa.Array) -> np.ndarray:
 def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
     """Return each row's list as an array of the entries' own dtype; None for other columns."""
     kind = values.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)) or not (
-        pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
-    ):
+    if not is_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
         return None
     entries = values.flatten()  # without those of null rows
     if entries.null_count:
