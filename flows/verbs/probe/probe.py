@@ -143,6 +143,8 @@ def scratch_folder(storage: Storage) -> Iterator[Storage]:
 def _lines(result: dict[str, Any], spec: PipelineSpec) -> list[str]:
     time_goes = ", ".join(f"{name} {share:.0%}" for name, share in result["time"].items() if share >= 0.005)
     p50_ms, p95_ms, longest_ms = (result[name] * 1e3 for name in ("p50_s", "p95_s", "longest_s"))
+    by_node = ", ".join(f"{node} {size / 1e6:,.1f} MB" for node, size in result["fetched_by_node"].items())
+    fetched = [f"  fetched      {by_node}, of {result['split_bytes'] / 1e6:,.1f} MB"] if result["fetched_bytes"] else []
     return [
         f"cache {spec.materialize.cache}, shuffle {spec.shuffle.mode}, {spec.train.workers} workers, "
         f"{result['epochs']:.2f} epochs read",
@@ -150,5 +152,6 @@ def _lines(result: dict[str, Any], spec: PipelineSpec) -> list[str]:
         f"  then waits   P50 {p50_ms:.2f} ms, P95 {p95_ms:.2f} ms, longest {longest_ms:.1f} ms",
         f"  rate         {result['rows_per_s']:,.0f} rows/s, {result['worker_mib_per_s']:,.1f} MiB/s each worker",
         f"  time goes    {time_goes}",
+        *fetched,
         f"  {result['place']}: {result['advice']}",
     ]

@@ -191,6 +191,7 @@ def summarize(ranks: Sequence[RankReading], split_bytes: int) -> dict[str, Any]:
         "time": dict(sorted(shares.items(), key=lambda each: -each[1])),
         "place": place,
         "fetched_bytes": sum(by_host.values()),
+        "fetched_by_node": by_host,
         "split_bytes": split_bytes,
         "ranks": [rank.model_dump(mode="json") for rank in ranks],
     }

@@ -102,6 +102,7 @@ def test_a_storage_with_delay_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     seen = read(tmp_path, storage, write_dataset(Storage(str(tmp_path / "storage")), tmp_path / "made", 12))
     assert seen["place"] == "fetch", seen["time"]
     assert seen["fetched_bytes"] == seen["split_bytes"], "each shard once"
+    assert list(seen["fetched_by_node"].values()) == [seen["split_bytes"]]
     assert seen["first_batch_s"] >= SLOW_S
 
 
