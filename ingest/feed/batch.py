@@ -115,6 +115,8 @@ class FeedShare(NamedTuple):
 
     def lane_positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the positions of [start, stop) in lanes that this rank reads from: int64, ascending."""
+        if self.world_size == 1:
+            return np.arange(start, stop)
         of_lanes = np.arange(*lanes_of(self.rank, self.world_size, self.lanes))
         rounds = np.arange(start // self.lanes, -(-stop // self.lanes))
         positions = (rounds[:, None] * self.lanes + of_lanes).reshape(-1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,6 @@ _KEYED = range(2, 6)
 
 _CHUNK = 15_000
 """Ids computed at once. Their arrays stay in the processor's cache, and below the 128 KiB that malloc maps anew each time."""
-
-_CALL = 1 << 16
-"""Ids of one pass: the few that fall outside their lane are found again together."""
 
 _BUCKETS = 8
 """Least number of buckets per part in the table that finds a row's part; each bucket is 8 bytes."""
@@ -119,24 +117,19 @@ class LaneRows:
         """Return row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,)."""
         out = np.empty(len(positions), np.int64)
         part_of, shift = self._parts(epoch if self.windows > 1 else 0)
-        for start in range(0, len(positions), _CALL):
-            some = positions[start : start + _CALL]
-            offsets = some // self.lanes
-            lanes = some - offsets * self.lanes
-            line, begin = out[start : start + _CALL], 0
-            while begin < len(some):
-                window = self._window_at(int(offsets[begin]))
-                first, end = self._window_begin(window), self._window_begin(window + 1)
-                stop = int(np.searchsorted(offsets, end)) if window < self.windows - 1 else len(some)
-                inside = offsets[begin:stop] - first if first else offsets[begin:stop]
-                self._network(epoch, window).numbers(inside, lanes[begin:stop], line[begin:stop])
-                if first:
-                    line[begin:stop] += first
-                begin = stop
-            line += self._begins.take(lanes)
-            for begin in range(0, len(line), _CHUNK):
-                part = line[begin : begin + _CHUNK]
-                part += shift.take(part_of(part))
+        begin = 0
+        while begin < len(positions):
+            window = self._window_at(int(positions[begin]) // self.lanes)
+            first, end = self._window_begin(window), self._window_begin(window + 1)
+            stop = int(positions.searchsorted(end * self.lanes)) if window < self.windows - 1 else len(positions)
+            self._network(epoch, window).numbers(positions[begin:stop], first, out[begin:stop])
+            if first:
+                out[begin:stop] += first
+            begin = stop
+        for begin in range(0, len(out), _CHUNK):
+            line = out[begin : begin + _CHUNK]
+            line += self._begins.take(_lane_of(positions[begin : begin + _CHUNK], self.lanes))
+            line += shift.take(part_of(line))
         return out
 
     def shards_of(self, low: int, high: int) -> list[int]:
@@ -185,6 +178,10 @@ class LaneRows:
         return hash_words(self._seed, *words)
 
 
+def _lane_of(positions: Ids, lanes: int) -> Ids:
+    return positions & (lanes - 1) if lanes & (lanes - 1) == 0 else positions % lanes
+
+
 class _Network:
     """A permutation for each lane, with common tables and own keys.
 
@@ -206,6 +203,8 @@ class _Network:
         left = math.isqrt(most - 1) + 1
         right = -(-most // left)
         self._left, self._right = np.uint32(left), np.uint32(right)
+        self._kind = np.uint32 if left * right < 1 << 32 else np.int64  # the narrow one is faster
+        self._row = self._kind(right)
         halves = [(right, left), (left, right)]
         self._tables, self._keys = [], []
         for number in range(ROUNDS):
@@ -215,23 +214,35 @@ class _Network:
             self._tables.append(np.concatenate([found, found]) if keys is not None else found)
             self._keys.append(keys)
 
-    def numbers(self, offsets: Ids, lanes: Ids, out: Ids) -> None:
-        """Compute each lane's number at an offset: int64, shape (n,) to (n,)."""
-        if self._stored is not None:
-            self._stored.take(lanes * self._most + offsets, out=out, mode="clip")
-            return
+    def numbers(self, positions: Ids, first: int, out: Ids) -> None:
+        """Compute the number of each position's lane, for offsets from `first` on: int64, shape (n,) to (n,)."""
         for begin in range(0, len(out), _CHUNK):
-            some = slice(begin, begin + _CHUNK)
-            self._forward(offsets[some], lanes[some], out[some])
+            self._find(positions[begin : begin + _CHUNK], first, out[begin : begin + _CHUNK])
+        if self._stored is not None:
+            return
         outside = np.flatnonzero(out >= self._least)
-        while len(outside := outside[out[outside] >= self._sizes[lanes[outside]]]):
+        while len(outside):
+            lanes = positions[outside] % len(self._sizes)
+            still = out[outside] >= self._sizes[lanes]
+            outside, lanes = outside[still], lanes[still]
             again = out[outside]
-            self._forward(again, lanes[outside], again)
+            self._forward(again, lanes, again)
             out[outside] = again
 
+    def _find(self, positions: Ids, first: int, out: Ids) -> None:
+        lanes = _lane_of(positions, len(self._sizes))
+        offsets = positions // len(self._sizes)
+        offsets -= first
+        if self._stored is not None:
+            self._stored.take(lanes * self._most + offsets, out=out, mode="clip")
+        else:
+            self._forward(offsets, lanes, out)
+
     def _forward(self, values: Ids, lanes: Ids, out: Ids) -> None:
-        halves = values // int(self._right)
-        left, right = halves.astype(np.uint32), (values - halves * int(self._right)).astype(np.uint32)
+        values = values.astype(self._kind, copy=False)
+        halves = values // self._row
+        right = (values - halves * self._row).astype(np.uint32, copy=False)
+        left = halves.astype(np.uint32, copy=False)
         spare: Half = np.empty_like(left)
         for number, (found, keys) in enumerate(zip(self._tables, self._keys, strict=True)):
             changed, looked_up, below = (left, right, self._left) if number % 2 == 0 else (right, left, self._right)
@@ -240,5 +251,7 @@ class _Network:
             changed += found.take(looked_up)
             # Modulo: below the size, the unsigned difference wraps to a huge one.
             np.minimum(changed, np.subtract(changed, below, out=spare), out=changed)
-        np.multiply(left, int(self._right), out=out, dtype=np.int64)
-        out += right
+        whole: NDArray[Any] = left.astype(self._kind, copy=False)
+        whole *= self._row
+        whole += right
+        out[:] = whole
