@@ -63,6 +63,28 @@ def test_config_that_makes_the_shards_itself_is_called(tmp_path: Path) -> None:
     assert [ran.printed for ran in run_on_two(own)] == [ran.printed for ran in run_on_two(plain)]
 
 
+def messages(folder: Path) -> Prepared:
+    lines = [
+        f"{'spam' if each % 3 == 0 else 'ham'}\t{'win money' if each % 3 == 0 else 'see you'} at {each}" for each in range(300)
+    ]
+    return prepare(folder, {"train": pa.table({"text": lines})}, any_type=True)  # as train.loop sets it
+
+
+def test_lines_of_text_reach_every_worker_in_each_epoch(tmp_path: Path) -> None:
+    prepared = messages(tmp_path)
+    alone = run_alone(prepared.job("ingest_programs.py:over_lines", run="alone"))
+    assert alone.printed == ["sizes 128 128 44 different 300 ham\tsee you at 1"] * 2
+    two = run_on_two(prepared.job("ingest_programs.py:over_lines", run="two", workers=2))
+    assert [line.partition(" ham")[0] for each in two for line in each.printed] == ["sizes 128 22 different 150"] * 4
+
+
+def test_collate_function_tokenizes_lines_of_text(tmp_path: Path) -> None:
+    job = messages(tmp_path).job("ingest_programs.py:tokenized")
+    ran = run_alone(job)
+    losses = reports(job, "rows")
+    assert (ran.result.status, ran.result.state.step, len(losses)) == ("finished", 4 * 5, 4) and losses[-1] < losses[0] / 2
+
+
 def test_datasets_to_split_name_the_held_out_rows_val(tmp_path: Path) -> None:
     tables = {"train": pa.table({"x": np.arange(140)}), "validation": pa.table({"x": np.arange(60)})}
     for number, (datasets, held) in enumerate([({"val": "whole"}, 60), ({"train": "split", "val": "split"}, 30)]):

@@ -98,6 +98,11 @@ def test_features_and_labels_of_two_datasets_train_and_validate(prepared: Prepar
     assert ran.result.state.step == 20 * 5 and len(held) == 20 and held[-1] < held[0] / 2
 
 
+def test_to_torch_gives_features_and_label_in_each_epoch(prepared: Prepared) -> None:
+    ran = run_alone(prepared.job(f"{FILE}:by_to_torch", {"worker_batch_size": 50, "num_epochs": 2}))
+    assert ran.printed == [f"epoch {epoch} ((50, 2), 50) ((26, 2), 26)" for epoch in (0, 1)]
+
+
 @pytest.mark.parametrize(("function", "instead"), [("iter_epochs", "once in each epoch")])
 def test_calls_that_ray_has_dropped_name_todays(prepared: Prepared, function: str, instead: str) -> None:
     with pytest.raises(SpecError, match=f"has no {function}") as refused:

@@ -143,6 +143,15 @@ def over_named_columns(config):
         keep({"held": sum(held) / validation.count()}, model.state_dict())
 
 
+def by_to_torch(config):
+    """Pairs of features and label, by Ray's own call."""
+    pairs = ray.train.get_dataset_shard("train").to_torch(label_column="label", batch_size=config["worker_batch_size"])
+    for epoch in range(config["num_epochs"]):
+        sizes = [(tuple(x.shape), len(y)) for x, y in pairs]
+        print("epoch", epoch, *sizes)
+        keep({"batches": len(sizes)}, epoch)
+
+
 def iter_epochs(config):
     next(ray.train.get_dataset_shard("train").iter_epochs())
 
