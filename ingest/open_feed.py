@@ -163,11 +163,18 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         epoch: the next epoch to read.
 
     Raises:
-        SpecError: `max_batches` is below 1, or batches depend on the rows' lengths (`by_length` with `batch_entries`).
+        SpecError: a column is not numbers, `max_batches` is below 1, or batches depend on the rows' lengths (`by_length` with
+            `batch_entries`).
     """
 
     def __init__(self, feed: CachedFeed, max_batches: int | None = None) -> None:
         super().__init__()
+        arrow = [str(column) for column in feed.schema.columns if column.arrow]
+        if arrow:
+            raise SpecError(
+                f"FeedDataset: tensors cannot hold {', '.join(arrow)}",
+                next_step="read only others, open_feed(..., columns=[...]), or take `batch.arrow` of feed.batches()",
+            )
         self.feed = feed
         self.epoch = 0
         self._start = 0

@@ -141,7 +141,7 @@ def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
             next_step="name one of these, or keep it out of transforms that join columns, such as concatenator (in a program, "
             "open_feed's `columns` must have it, too)",
         )
-    if found.shape or found.ragged is not None:
+    if found.shape or found.varies:
         raise SpecError(
             f"shuffle.sample: column {found.name!r} is {found.type_text}: several values per row, not one",
             next_step="name a column of single values",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
+import functools
+import importlib
 import inspect
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +22,8 @@ import pyarrow as pa
 import pytest
 import ray
 import ray.data
+import ray.train
+import ray.train.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,12 +34,14 @@ from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.materialize.without_disk import RowSource
+from penstock.ingest.open_feed import FeedDataset
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
 from penstock.training.frameworks.ray_train.old_names import refuse_absent_datasets
 from penstock.training.session.shard import Shard
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
+from tests import ROOT
 from tests.ingest.preparing import Source
 from tests.training.digits import CPU
 from tests.training.test_ray_train import loop_job, session_of
@@ -298,3 +306,35 @@ def test_dataset_that_nothing_gives_is_named_before_anything_runs(tmp_path: Path
     with pytest.raises(SpecError, match=r"does not exist; there are train, test") as refused:
         refuse_absent_datasets(code, ["train", "test"])
     assert refused.value.problems == ("loop.py:7: get_dataset_shard('holdout')",)
+
+
+def of_ray(dotted: str) -> Any:
+    """The thing of the installed Ray that a dotted name means."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            return functools.reduce(getattr, parts[length:], importlib.import_module(".".join(parts[:length])))
+    raise ImportError(dotted)
+
+
+def test_calls_of_the_page_exist_in_ray_and_none_is_missing() -> None:
+    page = (ROOT / "docs" / "ray-train.md").read_text(encoding="utf-8").partition("## Every call")[2]
+    calls = re.findall(r"`(ray\.[\w.]+)(?:\(([\w, ]*)\))?`", page)
+    for dotted, args in calls:
+        assert set(filter(None, args.split(", "))) <= {*inspect.signature(of_ray(dotted)).parameters}, dotted
+    arguments = {f"{dotted}:{each}" for dotted, args in calls for each in args.split(", ")}
+    assert {f"ray.train.report:{each}" for each in inspect.signature(ray.train.report).parameters} <= arguments
+    torch_batches = "ray.data.DataIterator.iter_torch_batches"
+    assert {f"{torch_batches}:{each}" for each in [*inspect.signature(of_ray(torch_batches)).parameters][1:]} <= arguments
+    functions = [f"ray.train.{name}" for name in ray.train.__all__ if name.startswith("get_")]
+    functions += [f"ray.train.torch.{name}" for name in ray.train.torch.__all__ if name.islower()]
+    functions += [f"ray.data.DataIterator.{name}" for name in dir(ray.data.DataIterator) if not name.startswith("_")]
+    assert not {*functions} - {dotted for dotted, _ in calls}
+
+
+def test_feed_dataset_refuses_text_by_name(source: Source, prepared: Any) -> None:
+    order = make_order(ShuffleSpec(mode="none"), ROWS)
+    feed = open_cached_feed(source.storage, prepared, "train", batch_rows=4, order=order, columns=["int64", "text"])
+    assert next(feed.batches(0)).arrow["text"].to_pylist() == every_kind()["text"].to_pylist()[:4]
+    with pytest.raises(SpecError, match="tensors cannot hold text: string"):
+        FeedDataset(feed)
