@@ -72,7 +72,7 @@ class NumpyReader(Reader):
         """Read the headers, and the file's size."""
         with self._arrays(file) as arrays:
             rows = next(iter(arrays.values())).shape[0]
-            none = {name: kind for name, array in arrays.items() for name, kind in self._columns(name, array, 0)}
+            none = {name: kind for name, array in arrays.items() for name, kind in self._columns(file, name, array, 0)}
             for array in arrays.values():
                 array.stream.seek(array.stream.tell() + max(0, rows - 1) * _row_bytes(array))
                 array.read(min(rows, 1))
@@ -91,15 +91,22 @@ class NumpyReader(Reader):
             for first_row in range(0, total, table_rows):
                 rows = min(table_rows, total - first_row)
                 columns = {
-                    column: values for name, each in arrays.items() for column, values in self._columns(name, each, rows)
+                    column: values for name, each in arrays.items() for column, values in self._columns(file, name, each, rows)
                 }
                 yield conform(pa.table({field.name: columns[field.name] for field in schema}), schema, file, first_row)
 
-    def _columns(self, name: str, array: _Array, rows: int) -> Iterator[tuple[str, pa.Array]]:
+    def _columns(self, file: SourceFile, name: str, array: _Array, rows: int) -> Iterator[tuple[str, pa.Array]]:
         values = array.read(rows)
         for column in array.dtype.names or (None,):
             part = values if column is None else values[column]
-            yield column or name, _as_arrow(part)
+            try:
+                made = _as_arrow(part)
+            except (pa.ArrowException, ValueError, TypeError) as error:
+                raise DataError(
+                    f"{file.uri}: {column or name!r} holds {part.dtype} of shape {part.shape[1:]} a row, which is not read",
+                    next_step="save it with another dtype, such as array.astype('float64') or 'datetime64[us]'",
+                ) from error
+            yield column or name, made
 
     @contextmanager
     def _arrays(self, file: SourceFile) -> Iterator[dict[str, _Array]]:

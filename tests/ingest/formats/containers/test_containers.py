@@ -293,6 +293,13 @@ def test_arrays_are_tensors_and_what_would_be_unpickled_is_refused(tmp_path: Pat
         read_rows(tmp_path / "d", "numpy")
 
 
+@pytest.mark.parametrize("values", [np.array([1, 2], "datetime64[h]"), np.zeros((2, 3), np.longdouble), np.zeros((2, 0))])
+def test_array_of_unread_dtype_is_not_called_damaged(tmp_path: Path, values: np.ndarray) -> None:
+    write_files(tmp_path, {"x.npy": npy(values)})
+    with pytest.raises(DataError, match=r"x\.npy: 'x' holds .* a row, which is not read"):
+        read_rows(tmp_path, "numpy")
+
+
 def test_avros_types_become_arrows_and_a_union_of_two_is_refused(tmp_path: Path) -> None:
     fastavro = pytest.importorskip("fastavro")
     day = datetime.date(2020, 1, 2)
