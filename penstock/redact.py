@@ -25,26 +25,32 @@ __all__ = ["first_line", "hiding_secrets", "holds_secret", "redact", "redact_tex
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(
-    r"(^|[._\-])(password|passwd|pwd|pass|passphrase|secret|credentials?|auth_?string|connection_?string|dsn"
+    r"(^|[._\-])([a-z]*password|passwd|pwd|pass|passphrase|secrets?(_id)?|credentials?|creds|auth_?string|conn(ection)?_?str(ing)?|dsn"
+    r"|pat|jwt|sas|cookie|webhook(_url)?|authorization|(basic|proxy|http)_auth"
     r"|(secret|api|access|secret_?access|private|account|storage|shared|encryption|signing)_?key(_?id)?"
-    r"|(auth|access|api|session|bearer|refresh|secret|hf|github)_token)$"
+    r"|(auth|access|api|session|bearer|refresh|secret|hf|github|gitlab|npm|bot|sas)_token)$"
     # Not `pad_token`, `eos_token`: models have those.
     r"|(^|[.\-])token$",
     re.IGNORECASE,
 )
 _SECRET_VARIABLE = re.compile(
-    r"(passwo?r?d|passphrase|_pwd|(^|_)pass|secret|token|_pat|(^|_|api|access|secret|private|account)key(_?id)?|auth_?string"
-    r"|connection_?string|(^|_)dsn)$",
+    r"(passwo?r?d|passphrase|_pwd?|(^|_)pass|secrets?(_id|_key_base)?|token|_pat|(^|_|api|access|secret|private|account)key(_?id|_pem)?"
+    r"|auth_?string|conn(ection)?_?str(ing)?s?(__\w+)?|(^|_)dsn|creds|credentials?|(^|_)(jwt|sas|cookie|bearer|auth)|authorization"
+    r"|webhook(_url)?)$",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+@")  # to the last @, as URLs are split: a password may hold one
 _PASSWORD = re.compile(r"://[^/\s@\"':]*:[^/\s\"']+@")
 _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
 _PARAMETER = re.compile(
-    r"(?i)(?:(?<![a-z0-9_])|(?<=%3B|%26))(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature"
-    r"|(?:access_?)?token|api_?key|password|passwd|pwd|passphrase|client_?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)((?:(?!%3B|%26)[^&;\s\"'<>*])+)"
+    r"(?i)(?:(?<![a-z0-9_])|(?<=%3B|%26))(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|X-Goog-Signature"
+    r"|sig|signature|(?:access_?|auth_?|id_?|refresh_?)?token|api_?key|(?:ssl_?)?password|passwd|passcode|pass|pwd|auth"
+    r"|(?:private_key_)?passphrase|(?:client[_-]?)?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)['\"{]?((?:(?!%3B|%26)[^&;\s\"'<>*])+)"
 )
 """A secret in a URL's query or a connection string, which may stand in a query itself, quoted."""
+_WEBHOOK = re.compile(
+    r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/webhookb2/)[^\s\"'<>]+"
+)
 _LOGIN = re.compile(r"(?i)\b(basic|bearer)\s+[a-z0-9+/=._~-]{16,}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?-----END [A-Z ]*PRIVATE KEY-----")
 _PART = 8192
@@ -59,7 +65,7 @@ def holds_secret(name: str, value: str) -> bool:
     """Return whether a setting looks like a secret: by its name or dotted path (`api_key`, `db.password`), or by its text."""
     if not value:
         return False
-    text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _PARAMETER.search(value)
+    text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _PARAMETER.search(value) or _WEBHOOK.search(value)
     return bool(text or _SECRET_NAME.search(name))
 
 
@@ -70,6 +76,7 @@ def redact_text(text: str) -> str:
         text = text.replace(secret, HIDDEN)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _AWS_KEY_ID.sub(HIDDEN, text)
+    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _PARAMETER.sub(rf"\1={HIDDEN}", text)
     return _LOGIN.sub(rf"\1 {HIDDEN}", text)
 
@@ -117,7 +124,7 @@ def _secrets_of_environment() -> set[str]:
 def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
     found: list[str] = []
     for name, value in environment:
-        if _SECRET_VARIABLE.search(name):
+        if _SECRET_VARIABLE.search(name) and name + value[:1] != "GOOGLE_APPLICATION_CREDENTIALS/":  # a file's path
             # `PREFECT_API_AUTH_STRING` is user:password
             found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
         if "://" in value:

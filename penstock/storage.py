@@ -86,6 +86,10 @@ def root_problem(root: str) -> str | None:
     return None if rest.strip("/") else f"it names no bucket; write {scheme}://bucket/prefix"
 
 
+_RECORDS = (".json", ".jsonl", ".txt")
+"""Ends of the names of single small files."""
+
+
 class Storage:
     """Files below one root URI. Picklable: it holds the URI only, and opens its filesystem on first use in each process.
 
@@ -172,7 +176,7 @@ class Storage:
         with self._translated(path):
             fs, full = self._locate(path)
             # Of a record, s3fs need not ask for the size first: it is read as one part.
-            one_part = {"max_concurrency": 1} if is_s3(self.root) and path.endswith((".json", ".jsonl", ".txt")) else {}
+            one_part = {"max_concurrency": 1} if is_s3(self.root) and path.endswith(_RECORDS) else {}
             return bytes(fs.cat_file(full, **one_part))
 
     @contextlib.contextmanager
@@ -241,8 +245,8 @@ class Storage:
     def create_exclusive(self, path: str, data: bytes) -> bool:
         """Create `path` only if nothing is there; False if another process was first.
 
-        Local: a hard link of a finished file, which is atomic. Object stores: a conditional put; stores that let several racers
-        win are caught by reading back (see penstock/lease.py).
+        Local: a hard link of a finished file, which is atomic. Object stores: a conditional put; stores that do not know the
+        condition, or let several racers win, are caught by listing before and reading back (see penstock/lease.py).
         """
         if self.is_local:
             target = self.local_path(path)
@@ -256,8 +260,6 @@ class Storage:
             return True
         with self._translated(path):
             fs, full = self._locate(path)
-            if fs.exists(full):
-                return False
             try:
                 fs.pipe_file(full, data, mode="create")
             except OSError:
@@ -314,7 +316,10 @@ class Storage:
         with contextlib.suppress(FileNotFoundError), self._translated(path):
             if not self.is_local:
                 fs, full = self._locate(path)
-                fs.rm(full, recursive=True)
+                if path.endswith(_RECORDS):
+                    fs.rm_file(full)  # one request; a folder is listed first
+                else:
+                    fs.rm(full, recursive=True)
             elif (target := self.local_path(path)).is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             else:

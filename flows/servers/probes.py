@@ -124,10 +124,10 @@ def storage_failure(storage: Storage) -> StorageFailure | None:
     """Write, list, read and delete one small object; return the first failure."""
     folder, content = f".probe-{uuid.uuid4().hex[:8]}", b"written to see whether it can be; may be deleted"
     operations: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("written", lambda: storage.write_bytes(f"{folder}/object", content)),
-        ("listed", lambda: _expect(storage.list(folder), ["object"])),
-        ("read", lambda: _expect(storage.read_bytes(f"{folder}/object"), content)),
-        ("deleted", lambda: storage.delete(folder)),
+        ("written", lambda: storage.write_bytes(f"{folder}/object.txt", content)),
+        ("listed", lambda: _expect(storage.list(folder), ["object.txt"])),
+        ("read", lambda: _expect(storage.read_bytes(f"{folder}/object.txt"), content)),
+        ("deleted", lambda: storage.delete(folder if storage.is_local else f"{folder}/object.txt")),
     )
     for verb, operation in operations:
         try:

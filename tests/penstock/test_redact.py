@@ -68,6 +68,12 @@ def requests_error() -> Exception:
         "mssql+pyodbc:///?odbc_connect=DRIVER%3DSQL%3BUID%3Dalice%3BPWD%3Dcanary%3BDATABASE%3Dshop",
         "host=db user=alice password=canary dbname=shop",
         "AccountName=shop;AccountKey=canary0123==;EndpointSuffix=core.windows.net",
+        "host=db password='canary' dbname=shop",
+        "Driver={x};Uid=alice;Pwd={canary};",
+        "snowflake://db/?private_key_passphrase=canary",
+        "https://host/x?auth=canary&client-secret=canary",
+        "https://storage.googleapis.com/b/k?X-Goog-Signature=canary",
+        "https://hooks.slack.com/services/T0/B0/canary",
         "-----BEGIN RSA PRIVATE KEY-----\ncanary\n-----END RSA PRIVATE KEY-----",
     ],
 )
@@ -79,7 +85,17 @@ def test_redact_text_hides_every_form_of_secret(text: str) -> None:
     "name",
     [
         *("DB_PASS", "SMTP_PASS", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "STRIPE_KEY", "GH_PAT"),
-        *("SENTRY_DSN", "DATABASE_URL", "APIKEY"),
+        *(
+            "SENTRY_DSN",
+            "DATABASE_URL",
+            "APIKEY",
+            "AZURE_SAS",
+            "DB_CREDS",
+            "SLACK_WEBHOOK_URL",
+            "SERVICE_JWT",
+            "SESSION_COOKIE",
+        ),
+        *("BASIC_AUTH", "RSA_PRIVATE_KEY_PEM", "DB_CONN_STR", "ConnectionStrings__Shop", "SECRET_KEY_BASE", "CLIENT_SECRETS"),
     ],
 )
 def test_value_of_variable_named_like_secret_is_hidden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +111,10 @@ def test_value_of_variable_named_like_secret_is_hidden(name: str, monkeypatch: p
         ("train.params.db_pass", "vault"),
         ("train.params.sentry_dsn", "https://vault@sentry.example/1"),
         ("train.params.storage_key", "vault"),
+        ("train.params.gh_pat", "vault"),
+        ("train.params.pgpassword", "vault"),
+        ("train.params.slack_webhook_url", "vault"),
+        ("data.sql.connection", "postgresql://db/shop?user=alice&sslpassword=vault"),
     ],
 )
 def test_setting_with_password_is_a_secret(name: str, value: str) -> None:

@@ -109,6 +109,10 @@ class Snapshot:
     placed: Placed | None = None
 
 
+_MANIFESTS: dict[str, bytes] = {}
+"""Manifests that this process has read from a store, where each is written once: a command looks at the checkpoints often."""
+
+
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -306,6 +310,7 @@ class CheckpointStore:
 
     def _remove(self, name: str) -> None:
         # The manifest goes first: a folder that lost some files must not look committed.
+        _MANIFESTS.pop(self._storage.uri(name), None)
         self._storage.delete(f"{name}/{MANIFEST}")
         self._storage.delete(name)
 
@@ -344,9 +349,11 @@ class CheckpointStore:
         """Return the checkpoint, or why its manifest cannot be used, or None without a manifest."""
         folder = self._storage.child(name)
         try:
-            content = folder.read_bytes(MANIFEST)
+            content = _MANIFESTS.get(folder.uri()) or folder.read_bytes(MANIFEST)
         except FileNotFoundError:
             return None
+        if not folder.is_local:
+            _MANIFESTS[folder.uri()] = content
         try:
             data = json.loads(content)
         except ValueError as error:
@@ -414,14 +421,15 @@ def _place(folder: Storage, file: str) -> Iterator[Path]:
 def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
     for file, expected in checkpoint.manifest.files.items():
         try:
+            if deep:
+                with checkpoint.storage.open(file) as stream:
+                    if file_digest(stream) == expected.digest:
+                        continue
             size_bytes = checkpoint.storage.size(file)
             if size_bytes != expected.size_bytes:
                 return f"{file} has {size_bytes:,} bytes, the manifest says {expected.size_bytes:,}"
-            if not deep:
-                continue
-            with checkpoint.storage.open(file) as stream:
-                if file_digest(stream) != expected.digest:
-                    return f"the content of {file} does not match the manifest's hash"
+            if deep:
+                return f"the content of {file} does not match the manifest's hash"
         except FileNotFoundError:
             return f"{file} is missing"
     return None
