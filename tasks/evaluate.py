@@ -61,7 +61,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
         ctx.need_ray()
-        measured = on_one_worker(spec.train, "evaluate", measure, ctx.reporter.report)
+        measured = on_one_worker(spec.train, "evaluate", measure, ctx.reporter.report, has_trained=True)
     else:
         measured = measure(progress=ctx.reporter.progress("evaluate"))
     result = measured.result

@@ -44,6 +44,7 @@ from penstock.training.evaluation.metrics import make_metrics, validation_metric
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
+from penstock.training.registry.raw_rows import raw_form
 
 __all__ = ["try_one_batch"]
 
@@ -78,7 +79,8 @@ def try_one_batch(
         report: called with each line that user code prints, and for each wait on the cluster.
 
     Returns:
-        `rows`, `columns`, the fields of the framework's `TriedBatch`, `sample_rows`, `sized_by_sample` (transforms that may
+        `rows`, `columns`, the fields of the framework's `TriedBatch`, `asks_for` (columns that the registered model will
+        need), `sample_rows`, `sized_by_sample` (transforms that may
         find more categories in all rows), `begins_with` if `train.start_from` is given, and `trained` (the fields of
         `Tried`) if it `trains` and the framework can be tried so.
 
@@ -94,7 +96,12 @@ def try_one_batch(
         if trains and hasattr(project.framework, "try_rank"):
             tried["trained"] = _try_training(project, sample.manifest, Path(folder), on_cluster, aloud(report))
     part = snapshot is not None and sample.rows < snapshot.rows
-    return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
+    return {
+        **tried,
+        "asks_for": sample.asks_for,
+        "sample_rows": sample.rows,
+        "sized_by_sample": sample.sizing_transforms if part else [],
+    }
 
 
 class _Sample(NamedTuple):
@@ -106,6 +113,8 @@ class _Sample(NamedTuple):
     manifest: DatasetManifest
     sizing_transforms: list[str]
     """Transforms that learnt categories: with more of them in all rows, the model may be larger."""
+    asks_for: list[str]
+    """Columns that the registered model will need."""
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> _Sample:
@@ -149,7 +158,7 @@ def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile]
     return type(error)(lead + real(error.message), problems=[*map(real, error.problems)], next_step=real(error.next_step))
 
 
-def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest, list[str]]:
+def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest, list[str], list[str]]:
     spec = project.spec
     # As Parquet the sample keeps the types it was read with, whatever the source's format.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
@@ -167,7 +176,9 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
         parallel=local_map,
     )
     sizing = [entry.step.kind for entry in fitted.steps if any(column.categories is not None for column in entry.columns)]
-    return storage, manifest, sizing
+    read = listed.arrow_schema().empty_table()
+    form = raw_form(data, fitted, {}, read if data.columns is None else read.select(data.columns))
+    return storage, manifest, sizing, [name for name in form.columns if name not in form.unneeded]
 
 
 def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:

@@ -21,7 +21,7 @@ from penstock.flows.verbs.plan import describe_workers, format_workers
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
-from penstock.messages import counted
+from penstock.messages import capped, counted
 from penstock.plugins import optional
 from penstock.progress import silent
 from penstock.tasks.project import Project
@@ -30,6 +30,8 @@ from penstock.tasks.records.ledger import Ledger
 from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["check_pipeline"]
+
+_SHOWN_COLUMNS = 20
 
 
 def check_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[str, Any]:
@@ -83,6 +85,8 @@ def _check_the_rest(
         batch["weights_bytes"] = batch["checkpoint_bytes"] = trained["checkpoint_bytes"]
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     report(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
+    asks = batch["asks_for"]
+    report(f"serving    ok   the registered model asks for {', '.join(capped(asks, _SHOWN_COLUMNS)) or 'no column'}")
     if begins_with := batch.get("begins_with"):
         report(f"start      ok   {begins_with}")
     if trained and trained["stuck"]:
@@ -103,6 +107,7 @@ def _describe_model(batch: dict[str, Any], rows: int) -> str:
     if not batch["parameters"] and batch["loss"] is None:
         return "prepared"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
+    loss += " (perhaps the rows tried are of one class)" if batch["loss"] == 0 else ""
     described = f"{loss}, {counted(batch['parameters'], 'parameter')}"
     if not batch["sized_by_sample"]:
         return described

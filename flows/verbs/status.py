@@ -70,7 +70,10 @@ def show_status(result: dict[str, Any], console: Console) -> None:
     """Print a line for each run, never cut, and below it why it failed."""
     if not result["runs"]:
         console.print(f"no runs in {result['storage']}")
+    empty = _empty_runs(result["runs"])
     for run in result["runs"]:
+        if run["run"] in empty:
+            continue
         words = [
             _describe_status(run) + (f" by {run['held_by']}" if run["held_by"] else ""),
             _describe_attempts(run["status"], run["attempts"]),
@@ -83,10 +86,25 @@ def show_status(result: dict[str, Any], console: Console) -> None:
         about = run["sweep"]["summary"] if run["sweep"] else run["trial"]["note"] if run["trial"] else ""
         for line in [*filter(None, [about]), *_first_problems(run["why"])]:
             console.print(f"    {line}")
+    if empty:
+        console.print(
+            f"not listed: {counted(len(empty), 'run')} that ended before training, as later ones have gone on; see --json"
+        )
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running, and its process is gone")
     for run_id in result["reported"]:
         console.print(f"reported to Prefect's server: the end of {run_id}")
+
+
+def _empty_runs(runs: Sequence[dict[str, Any]]) -> set[str]:
+    """Return runs, given oldest first, that ended before training and that a later run of their pipeline has replaced."""
+    newest = {run["pipeline"]: run["run"] for run in runs}
+    return {
+        run["run"]
+        for run in runs
+        if run["status"] == "partial" and not (run["step"] or run["model_uri"] or run["trial"] or run["sweep"])
+        if newest[run["pipeline"]] != run["run"]
+    }
 
 
 def _first_problems(lines: list[str]) -> list[str]:

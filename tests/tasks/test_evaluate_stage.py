@@ -16,7 +16,7 @@ class Asked(Exception):
 
 
 def test_evaluate_on_cluster_measures_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_one_worker(spec: TrainSpec, what: str, work: Any, say: Any) -> Any:
+    def on_one_worker(spec: TrainSpec, what: str, work: Any, say: Any, *, has_trained: bool) -> Any:
         say("waits")
         raise Asked(what, spec.cpus_per_worker, work.func)
 

@@ -319,7 +319,7 @@ class CheckpointStore:
 
         A folder without a manifest was never committed, so nothing is lost with it.
         """
-        read = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+        read = [(name, item) for name in self._names() if (item := self._read_manifest(name, is_listed=True)) is not None]
         counts = self._counting()
         found = [(name, item) for name, item in read if counts(item, name)]
 
@@ -345,11 +345,15 @@ class CheckpointStore:
             )
         return [name for name in self._storage.list() if _NAME.match(name)]
 
-    def _read_manifest(self, name: str) -> Checkpoint | str | None:
-        """Return the checkpoint, or why its manifest cannot be used, or None without a manifest."""
+    def _read_manifest(self, name: str, *, is_listed: bool = False) -> Checkpoint | str | None:
+        """Return the checkpoint, or why its manifest cannot be used, or None without a manifest.
+
+        Args:
+            is_listed: the folder is there, so that a manifest that was read before counts.
+        """
         folder = self._storage.child(name)
         try:
-            content = _MANIFESTS.get(folder.uri()) or folder.read_bytes(MANIFEST)
+            content = (_MANIFESTS.get(folder.uri()) if is_listed else None) or folder.read_bytes(MANIFEST)
         except FileNotFoundError:
             return None
         if not folder.is_local:

@@ -336,8 +336,17 @@ def _checked(probabilities: Tensor) -> Tensor:
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
-    """Convert the label for torchmetrics: int64 [rows] for classes, float64 [rows] for numbers; [rows, n] for n of them."""
+    """Convert the label for torchmetrics: int64 [rows] for classes, float64 [rows] for numbers; [rows, n] for n of them.
+
+    Raises:
+        TrainingError: integers that are to be several labels are not 0 or 1.
+    """
     if schema.label is not None and schema[schema.label].shape:
+        if label_kind(schema) == "multilabel" and bool(((target != 0) & (target != 1)).any()):
+            raise TrainingError(
+                f"label {schema.label!r} holds {schema[schema.label].type_text}, not all 0 or 1: they are not several labels",
+                next_step="give the recipe metrics() of its own, or one label a row; numbers of a regression are floats",
+            )
         return target.flatten(1).long() if label_kind(schema) == "multilabel" else target.flatten(1).double()
     target = target.reshape(len(target))
     return target.long() if schema.num_classes is not None else target.double()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.errors import TrainingError
 from penstock.ingest.ray_tasks import raising_ours
@@ -37,7 +38,9 @@ def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
     return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen
 
 
-def on_one_worker(spec: TrainSpec, name: str, work: Callable[[], T], show: Callable[[str], None]) -> T:
+def on_one_worker(
+    spec: TrainSpec, name: str, work: Callable[[], T], show: Callable[[str], None], *, has_trained: bool = False
+) -> T:
     """Call `work` in a Ray task and wait for it: the driver's machine may be small. Runs in the driver.
 
     Args:
@@ -45,6 +48,8 @@ def on_one_worker(spec: TrainSpec, name: str, work: Callable[[], T], show: Calla
         name: of the work, for messages.
         work: pickles; it sees the worker's GPUs and no others.
         show: prints a line: the work runs on CPUs as `gpus: auto` found no GPU, or it waits for something.
+        has_trained: on CPUs, do not queue behind runs that wait to begin: after the first line about the wait, the work shares
+            the CPUs of a node with others.
 
     Raises:
         TrainingError: the task's process died, or could not be placed for `train.wait_s`.
@@ -56,7 +61,11 @@ def on_one_worker(spec: TrainSpec, name: str, work: Callable[[], T], show: Calla
     task: Any = ray.remote(max_retries=1, num_returns="streaming")(_call)
     parts = task.options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0)).remote(work)
     with raising_ours():
-        _wait_for_start(parts, Watcher(spec.model_copy(update={"workers": 1}), need), name, show)
+        watcher = Watcher(spec.model_copy(update={"workers": 1}), need)
+        if not _has_started(parts, watcher, name, show, gives_up=has_trained and "GPU" not in need):
+            ray.cancel(parts)
+            parts = task.options(num_cpus=0, scheduling_strategy=_on_node_with(need["CPU"])).remote(work)
+            _has_started(parts, watcher, name, show, gives_up=False)
         try:
             ray.get(next(parts))
             result, printed = ray.get(next(parts))
@@ -72,7 +81,8 @@ def on_one_worker(spec: TrainSpec, name: str, work: Callable[[], T], show: Calla
     return cast("T", result)
 
 
-def _wait_for_start(parts: Any, watcher: Watcher, name: str, show: Callable[[str], None]) -> None:
+def _has_started(parts: Any, watcher: Watcher, name: str, show: Callable[[str], None], *, gives_up: bool) -> bool:
+    """Wait until the work begins, or, with `gives_up`, for the first line about the wait."""
     while not ray.wait([parts], timeout=POLL_S)[0]:
         try:
             due = watcher.due()
@@ -80,6 +90,16 @@ def _wait_for_start(parts: Any, watcher: Watcher, name: str, show: Callable[[str
             ray.cancel(parts)  # it must not begin later
             raise
         _announce(due, name, show)
+        if due and gives_up:
+            show(f"{name}: begins beside the others, whose CPUs it shares: its run has trained")
+            return False
+    return True
+
+
+def _on_node_with(cpus: float) -> Any:
+    """Place a task on a node that has so many CPUs, free or not; the head of a cluster may have none, and little memory."""
+    found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus]
+    return NodeAffinitySchedulingStrategy(found[-1], soft=True) if found else "SPREAD"
 
 
 def _announce(events: list[Event], name: str, show: Callable[[str], None]) -> None:

@@ -97,10 +97,12 @@ class AudioReader(Reader):
 
 def _bytes_missing(content: bytes) -> int:
     """Return how many bytes of samples a WAV file lacks by its header, which libsndfile corrects by the file's size."""
-    at = 12
-    while content[:4] == b"RIFF" and at + 8 <= len(content):
+    at, large = 12, 0
+    while content[:4] in (b"RIFF", b"RF64") and at + 8 <= len(content):
         kind, size = content[at : at + 4], int.from_bytes(content[at + 4 : at + 8], "little")
+        if kind == b"ds64":  # RF64, for more than 4 GB, has the size of its samples here
+            large = int.from_bytes(content[at + 16 : at + 24], "little")
         if kind == b"data":  # one written to a pipe has a size of about 2 or 4 GB
-            return max(0, at + 8 + size - len(content)) if size < _UNKNOWN_SIZE else 0
+            return max(0, at + 8 + (large or size) - len(content)) if large or size < _UNKNOWN_SIZE else 0
         at += 8 + size + size % 2
     return 0

@@ -69,7 +69,7 @@ def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     said.remove("recipe: of the recipe")
     said.remove("first batch: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
-        *("spec", "storage", "recipe", "sources", "ships", "one batch", "training"),
+        *("spec", "storage", "recipe", "sources", "ships", "one batch", "serving", "training"),
         "warning: model.py:28, model.py:22, transforms.py:10: reads environment variables, whose values no key covers",
     ]
     ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
@@ -78,6 +78,7 @@ def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
     assert not made.storage.list("stages")
     assert said[5].endswith(" 2,442 parameters"), "nothing that is learnt makes the model larger"
+    assert said[6] == "serving    ok   the registered model asks for image, mean"
 
 
 def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def test_check_trains_two_batches_of_a_function(tmp_path: Path) -> None:
     words = "2 batches; reported train/loss, val/accuracy, epoch; a checkpoint of 122,892 bytes was saved and loaded"
     assert f"training   ok   {words}" in said and result["batch"]["checkpoint_bytes"] == 122_892
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
+    assert "loss 0 (perhaps the rows tried are of one class)" in _describe_model({**without_parameters, "loss": 0.0}, 2)
     assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 
 

@@ -52,6 +52,21 @@ def test_status_names_killed_attempt_of_finished_run(tmp_path: Path, began: bool
     assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  {trained or 'bit-exact'}  models:/drill/1\n"
 
 
+def test_status_leaves_out_empty_run_that_was_replaced(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    empty = ledger.new_run("drill", {})
+    later = ledger.new_run("drill", {}, empty)
+    for run in (empty, later):
+        ledger.save_run(run.model_copy(update={"status": "partial"}))
+    said = io.StringIO()
+    show_status(collect_status(file), LineConsole(file=said, width=200))
+    assert said.getvalue().splitlines() == [
+        f"{later.run}  partial  0 attempts",
+        "not listed: 1 run that ended before training, as later ones have gone on; see --json",
+    ]
+
+
 def test_status_names_older_version_with_its_attempt(tmp_path: Path) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -336,6 +337,14 @@ def areas(group: Group) -> dict[str, float]:
 
 def test_rank_without_rows_computes_metrics_that_keep_rows() -> None:
     assert run_ranks(areas, 2) == [areas(Group(0, 1, torch.device("cpu")))] * 2
+
+
+def test_integers_beyond_0_and_1_are_not_several_labels() -> None:
+    columns = (ColumnInfo(name="x", dtype="float32"), ColumnInfo(name="y", dtype="int64", shape=(2,)))
+    found = make_metrics(["accuracy"], FeedSchema(columns=columns, label="y"), Recipe(SimpleNamespace(predict=print), "m.py:M"))
+    found.update(torch.zeros(2, 2), {"y": torch.tensor([[0, 1], [1, 1]])})
+    with pytest.raises(TrainingError, match=r"label 'y' holds int64\[2\], not all 0 or 1"):
+        found.update(torch.zeros(2, 2), {"y": torch.tensor([[0, 5], [1, 3]])})
 
 
 def test_several_labels_or_targets_agree_with_scikit_learn() -> None:

@@ -344,9 +344,12 @@ def test_full_cluster_times_out_with_message(tmp_path: Path, monkeypatch: pytest
         on_one_worker(spec, "evaluate", (tmp_path / "late").touch, said.append)
     free = r"0 of the cluster's 2 CPUs are free\. The command ends in \d s"
     assert re.match(rf"evaluate: waiting for the workers for [0-3] s; 0 of 1 have started; {free}", said[0])
+    later = spec.model_copy(update={"wait_s": 60})
+    on_one_worker(later, "evaluate", (tmp_path / "beside").touch, said.append, has_trained=True)
+    assert said[-1] == "evaluate: begins beside the others, whose CPUs it shares: its run has trained"
     ray.kill(others)
-    on_one_worker(spec.model_copy(update={"wait_s": 60}), "evaluate", (tmp_path / "next").touch, said.append)
-    assert [path.name for path in tmp_path.iterdir()] == ["next"]
+    on_one_worker(later, "evaluate", (tmp_path / "next").touch, said.append)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["beside", "next"]
 
 
 def grows_to(*groups: tuple[dict[str, float], int]) -> None:

@@ -405,6 +405,16 @@ def test_integers_that_a_sheet_rounds_are_refused(tmp_path: Path, number: int) -
     assert read_rows(tmp_path, "excel")["x"].to_pylist() == [0.5, 1e17]
 
 
+def test_large_wav_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    soundfile, content = pytest.importorskip("soundfile"), io.BytesIO()
+    soundfile.write(content, np.zeros(2000), 16000, format="RF64", subtype="PCM_16")
+    write_files(tmp_path / "whole", {"a.wav": content.getvalue()})
+    assert read_rows(tmp_path / "whole", "audio").num_rows == 1
+    write_files(tmp_path / "cut", {"a.wav": content.getvalue()[:2000]})
+    with pytest.raises(DataError, match=r"a\.wav: cut off, or empty: \d+ bytes are missing"):
+        read_rows(tmp_path / "cut", "audio")
+
+
 def test_sounds_are_rows_of_their_samples(tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     rng = np.random.default_rng(0)
