@@ -177,7 +177,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     )
     sizing = [entry.step.kind for entry in fitted.steps if any(column.categories is not None for column in entry.columns)]
     read = listed.arrow_schema().empty_table()
-    form = raw_form(data, fitted, {}, read if data.columns is None else read.select(data.columns))
+    form = raw_form(spec.data, fitted, {}, read if data.columns is None else read.select(data.columns))
     return storage, manifest, sizing, [name for name in form.columns if name not in form.unneeded]
 
 
