@@ -64,8 +64,10 @@ class Outbox(Section):
     @classmethod
     def load(cls, storage: Storage | None) -> Outbox:
         """Read the outbox; an empty one if there is none, or, with a warning, if it cannot be read."""
+        if storage is None:
+            return cls()
         try:
-            return cls() if storage is None else cls.model_validate_json(storage.read_bytes(_OUTBOX))
+            return cls.model_validate_json(storage.read_bytes(_OUTBOX))
         except FileNotFoundError:
             return cls()
         except ValidationError as error:
