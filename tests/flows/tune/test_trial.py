@@ -19,7 +19,8 @@ from penstock.flows.tune.trial import _TrialReporter, _with_rows, close_stopped
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
-from penstock.tasks import materialize, preprocess
+from penstock.tasks import materialize
+from penstock.tasks import rows as row_stages
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -69,7 +70,7 @@ class Unheard:
 
 
 def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
+    monkeypatch.setattr(row_stages, "fit_preprocess", partial(row_stages.fit_preprocess, parallel=local_map))
     prepares, keys_made = partial(materialize.materialize_dataset, parallel=local_map), list[str]()
 
     def counted(*arguments: Any, **more: Any) -> Any:
