@@ -91,6 +91,8 @@ class TrainJob:
         best = self.spec.checkpoint.best
         if best is not None:
             settings["train.checkpoint.best"] = best.model_dump(mode="json")
+        if self.spec.backend.name is not None:
+            settings["train.backend.name"] = self.spec.backend.name
         if best is not None or self.callbacks:  # validations decide then which weights are kept, or when training ends
             settings["train.validate_every_steps"] = self.spec.validate_every_steps
         theirs: dict[str, Any] = {f"package of {each.name}": each.origin for each in self.callbacks if each.origin}

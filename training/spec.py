@@ -11,7 +11,16 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from penstock.config import OnResume, Section
 from penstock.ingest.schema import SPLITS, Split
 
-__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrackingSpec", "TrainSpec", "split_names"]
+__all__ = [
+    "BackendSpec",
+    "BestSpec",
+    "CheckpointSpec",
+    "EvaluateSpec",
+    "RegisterSpec",
+    "TrackingSpec",
+    "TrainSpec",
+    "split_names",
+]
 
 
 def split_names(datasets: Mapping[str, str] | str) -> dict[str, Split]:
@@ -53,6 +62,17 @@ class CheckpointSpec(Section):
         return self
 
 
+class BackendSpec(Section):
+    """How workers exchange gradients, as Ray Train's `TorchConfig` has it."""
+
+    name: Annotated[Literal["gloo", "nccl"] | None, OnResume.WARN] = None
+    """Library of the collectives. The default is `nccl` on GPUs, `gloo` on CPUs."""
+    timeout_s: Annotated[PositiveInt, OnResume.FREE] = 900
+    """Seconds that a worker waits in a collective for the others: one that is stuck in user code shows so."""
+    init_method: Annotated[Literal["env", "tcp"], OnResume.FREE] = "env"
+    """How the workers find each other: by environment variables, or by an address."""
+
+
 class TrainSpec(Section):
     """What is trained, and on what."""
 
@@ -82,6 +102,13 @@ class TrainSpec(Section):
     """GPUs per worker; `auto` uses one per worker when the cluster has that many, else none, and says which."""
     cpus_per_worker: Annotated[PositiveFloat, OnResume.WARN] = 1.0
     """CPUs reserved per worker; also its number of torch threads."""
+    resources: Annotated[dict[str, PositiveFloat], OnResume.FREE] = Field(default_factory=dict)
+    """Further resources of a Ray cluster that each worker reserves, by Ray's names: `{memory: 8.0e+9, tape: 1}`, or
+    `{"accelerator_type:A100": 0.001}` for nodes with that GPU."""
+    placement: Annotated[Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"], OnResume.FREE] = "PACK"
+    """Whether workers share nodes, or are spread over them; the strict ones wait until that is possible."""
+    backend: BackendSpec = BackendSpec()
+    """How workers exchange gradients."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "fp32"
     """Arithmetic of the forward pass (autocast); fp16 adds a gradient scaler."""
     compile: Annotated[bool, OnResume.WARN] = False
@@ -150,6 +177,13 @@ class TrainSpec(Section):
     def own_datasets(self) -> Mapping[str, str]:
         """`datasets`, unless it names code."""
         return self.datasets if isinstance(self.datasets, dict) else {}
+
+    @field_validator("resources")
+    @classmethod
+    def _are_further_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        if {"CPU", "GPU"} & resources.keys():
+            raise ValueError("CPU and GPU are train.cpus_per_worker and train.gpus")
+        return resources
 
     @field_validator("callbacks")
     @classmethod

@@ -287,6 +287,11 @@ def check_machine(spec: PipelineSpec) -> None:
             f"{held_by_workers(spec):g} CPUs; this machine has {len(os.sched_getaffinity(0))}",
             next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
         )
+    if spec.train.resources:
+        raise PreflightError(
+            f"train.resources names {', '.join(spec.train.resources)}, and the Ray that a run starts on this machine has none",
+            next_step="set RAY_ADDRESS to a cluster that has them, or take train.resources out",
+        )
     if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
         return
     import torch

@@ -29,11 +29,12 @@ def workers_refused(
     """
     train, streams = spec.train, _needed_by_streams(spec)
     gpus = {"GPU": float(train.gpus)} if isinstance(train.gpus, int) and train.gpus else {}
-    missing = missing_for_workers(train.workers, {"CPU": train.cpus_per_worker, **gpus}, nodes, most)
+    missing = missing_for_workers(train.workers, {"CPU": train.cpus_per_worker, **gpus, **train.resources}, nodes, most)
     if missing is not None:
         return PreflightError(
             f"the workers would wait for ever for {missing}",
-            next_step="lower train.workers or what each of them takes (train.cpus_per_worker, train.gpus), or add nodes",
+            next_step="lower train.workers or what each of them takes (train.cpus_per_worker, train.gpus, "
+            "train.resources), or add nodes",
         )
     cpus = max(sum(node.get("CPU", 0.0) for node in nodes), most.get("CPU", 0.0) if most else 0.0)
     if held_by_workers(spec) + streams <= cpus:

@@ -525,6 +525,33 @@ if __name__ == "__main__":
         TrainSpec(framework="horovod", recipe="model.py:Net")
 
 
+def test_names_of_the_first_ray_train_are_refused() -> None:
+    old = """import ray.rllib
+from ray import train
+from ray.train import Trainer, CheckpointStrategy, TrainingCallback as Base
+
+def train_func(config):
+    state = train.load_checkpoint() or {}
+    train.report(loss=0.5, epoch=train.world_size())
+    train.report({"loss": 0.5}, checkpoint=None)
+    train.report(metrics={"loss": 0.5})
+    train.save_checkpoint(model=state)
+
+class Prints(Base):
+    pass
+"""
+    with pytest.raises(SpecError) as refused:
+        refuse_old_names({"loop.py": old})
+    assert [problem.split(": ")[:2] for problem in refused.value.problems] == [
+        ["loop.py:1", "ray.rllib"],
+        *(["loop.py:3", f"ray.train.{name}"] for name in ("CheckpointStrategy", "Trainer", "TrainingCallback")),
+        ["loop.py:6", "ray.train.load_checkpoint"],
+        *(["loop.py:7", f"ray.train.{name}"] for name in ("report(epoch=...)", "report(loss=...)", "world_size")),
+        ["loop.py:10", "ray.train.save_checkpoint"],
+    ]
+    refuse_old_names({"loop.py": "def train_func(train):\n    train.report(loss=1)\n"})
+
+
 @pytest.fixture
 def cluster() -> Any:
     """A local Ray of two CPUs, whose workers are forked."""

@@ -27,7 +27,7 @@ POLL_S = 0.3
 
 
 def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
-    """Return a worker's CPUs and GPUs on the cluster of this process, and an event for the choice of `gpus: auto`."""
+    """Return a worker's resources on the cluster of this process, and an event for the choice of `gpus: auto`."""
     chosen: list[Event] = []
     if spec.gpus == "auto":
         cluster = Cluster()
@@ -35,7 +35,7 @@ def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
         chosen.append(Warned(message=why) if warns else Notice(message=why))
     else:
         gpus = float(spec.gpus)
-    return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen
+    return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}) | spec.resources, chosen
 
 
 def on_one_worker(
@@ -59,7 +59,10 @@ def on_one_worker(
     if "GPU" not in need:
         _announce(chosen, name, show)
     task: Any = ray.remote(max_retries=1, num_returns="streaming")(_call)
-    parts = task.options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0)).remote(work)
+    own = {name: amount for name, amount in need.items() if name not in ("CPU", "GPU", "memory")}
+    parts = task.options(
+        num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0), memory=need.get("memory"), resources=own or None
+    ).remote(work)
     with raising_ours():
         watcher = Watcher(spec.model_copy(update={"workers": 1}), need)
         if not _has_started(parts, watcher, name, show, gives_up=has_trained and "GPU" not in need):

@@ -11,7 +11,9 @@ __all__ = ["gpus_of_auto", "missing_for_workers", "room_for"]
 
 Resources = Mapping[str, float]
 
-_SETTING = {"CPU": "train.cpus_per_worker", "GPU": "train.gpus"}
+
+def _setting(name: str) -> str:
+    return {"CPU": "train.cpus_per_worker", "GPU": "train.gpus"}.get(name, f"train.resources.{name}")
 
 
 def room_for(need: Resources, nodes: Sequence[Resources]) -> int:
@@ -61,12 +63,12 @@ def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources
         if there < needed:
             more = needed - there
             of = f"train.workers: {workers}" if workers > 1 else "1 worker"
-            each = "" if amount == 1 else f" with {_SETTING[name]}: {amount:g}"
+            each = "" if amount == 1 else f" with {_setting(name)}: {amount:g}"
             return f"{more:g} more {name}{'s' if more > 1 else ''}: the cluster has {there:g}, {of}{each} needs {needed:g}"
     plural = "s" if workers > 1 else ""
     one = " and ".join(f"{amount:g} {name}" for name, amount in need.items() if amount)
     has = "; ".join(", ".join(f"{node.get(name, 0.0):g} {name}" for name in need) for node in nodes)
     return (
-        f"nodes that hold {workers} worker{plural} of {one} (train.workers, {', '.join(_SETTING[name] for name in need)}): "
+        f"nodes that hold {workers} worker{plural} of {one} (train.workers, {', '.join(_setting(name) for name in need)}): "
         f"there is room for {room_for(need, nodes)}, the nodes have {has}"
     )

@@ -26,9 +26,6 @@ from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["GroupFit"]
 
-COLLECTIVE_TIMEOUT_S = 900
-"""A rank that is alive but stuck in user code shows as a collective that times out on the others."""
-
 _KNOBS = {
     # A dead worker is noticed within a poll; Ray's own 2 s would be most of the time a restart of a small model takes.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -121,11 +118,17 @@ _NOT_NEEDED = {
 
 
 def _trainer(job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Work | None) -> _LeanTrainer:
+    backend = job.spec.backend
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
         train_loop_config={"job": job, "mailbox": mailbox, "work": work},
-        torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
-        scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
+        torch_config=TorchConfig(backend=backend.name, timeout_s=backend.timeout_s, init_method=backend.init_method),
+        scaling_config=ScalingConfig(
+            num_workers=job.spec.workers,
+            use_gpu="GPU" in need,
+            resources_per_worker=need,
+            placement_strategy=job.spec.placement,
+        ),
         run_config=RunConfig(
             # A name of its own for every attempt: Ray must not find an index that it wrote earlier.
             name=f"{job.pipeline}-{job.attempt}-{uuid.uuid4().hex[:8]}",

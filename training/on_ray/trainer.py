@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import ray
 
-from penstock.errors import TrainingError
+from penstock.errors import SpecError, TrainingError
 from penstock.redact import first_line
 from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
@@ -65,11 +65,13 @@ def train(
     try:
         mailbox = open_mailbox()
         need, chosen = worker_needs(job.spec)
+        if job.spec.backend.name == "nccl" and "GPU" not in need:
+            raise SpecError("train.backend.name is nccl, which needs a GPU for each worker, and training is on CPUs")
         watcher = Watcher(job.spec, need)
         attempt = EventLog(job, listener, watcher.handlers)
         attempt.publish(chosen)
         # Ray ends a process that was given a GPU, to free its memory: a task gains nothing there.
-        if job.spec.workers == 1 and "GPU" not in need and not in_ray_train:
+        if job.spec.workers == 1 and need.keys() == {"CPU"} and not in_ray_train:
             fit: Fit = TaskFit(job, mailbox, need, work)
         else:
             from penstock.training.on_ray.train_group import GroupFit  # Ray Train brings Ray Data and pandas, a second or more

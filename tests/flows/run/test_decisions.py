@@ -266,6 +266,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint.keep": (2, 4),
     "checkpoint.keep_best": (1,),
     "stall_s": (120.0, 30.0),
+    "backend.name": (None, "gloo"),
+    "backend.timeout_s": (900, 60),
+    "backend.init_method": ("env", "tcp"),
+    "resources": ({}, {"tape": 1.0}),
+    "placement": ("PACK", "SPREAD"),
     "checkpoint.best": (None, {"metric": "val/loss", "mode": "min"}),
 }
 """Of every field but those that name code or a framework, which other tests change: the default first, or near it."""
@@ -280,7 +285,7 @@ def spec_of(choice: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {"checkpoint": {}}
     for path, value in choice.items():
         *above, name = path.split(".")
-        (nested[above[0]] if above else nested)[name] = value
+        (nested.setdefault(above[0], {}) if above else nested)[name] = value
     return train(**nested)
 
 

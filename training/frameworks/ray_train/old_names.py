@@ -17,9 +17,21 @@ _TODAY = {
     "ray.air.session": "today: ray.train.report, ray.train.get_checkpoint, ray.train.get_dataset_shard, ray.train.get_context",
     "ray.air": "today: ray.train, which has Checkpoint and the configs",
     "ray.train.DatasetConfig": "in a pipeline: train.datasets: {validation: whole}",
+    "ray.train.save_checkpoint": "today: ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))",
+    "ray.train.load_checkpoint": "today: ray.train.get_checkpoint()",
+    **{
+        f"ray.train.{name}": f"today: ray.train.get_context().get_{name}()"
+        for name in ("world_size", "world_rank", "local_rank")
+    },
+    "ray.train.Trainer": "in a pipeline: train.loop, train.workers, train.gpus, train.backend: {name: gloo}",
+    "ray.train.CheckpointStrategy": "in a pipeline: train.checkpoint: {keep: 3, best: {metric: accuracy, mode: max}}",
+    "ray.train.TrainingCallback": "gone from Ray; what is reported is charted by the tracker",
+    "ray.train.callbacks": "gone from Ray; what is reported is charted by the tracker",
+    "ray.rllib": "RLlib learns from an environment, not from rows: run it outside of a pipeline",
 }
 """Module, or name of one -> what to write instead. The longest that fits counts."""
 
+_REPORT = ("metrics", "checkpoint", "validation", "delete_local_checkpoint_after_upload")
 _DATASET_CONFIG = "not here: train.datasets in the pipeline file says which datasets are cut over the workers"
 
 
@@ -92,16 +104,21 @@ def _longest(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
 
 
 def _found(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    imported = _imported(tree)
     for statement in tree.body:
         if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
             continue
         for node in ast.walk(statement):
-            for name in _names(node):
+            for name in _names(node, imported):
                 parts = name.split(".")
                 known = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
                 old = next((each for each in known if each in _TODAY), None)
                 if old is not None:
                     yield node.lineno, old, _TODAY[old]  # type: ignore[attr-defined]  # imports and attributes have lines
+            if isinstance(node, ast.Call) and _whole(ast.unparse(node.func), imported) == "ray.train.report":
+                for word in node.keywords:
+                    if word.arg is not None and not word.arg.startswith(_REPORT):
+                        yield node.lineno, f"ray.train.report({word.arg}=...)", 'today: a dict, ray.train.report({"loss": 0.5})'
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Trainer"):
                 yield from (
                     (node.lineno, f"{ast.unparse(node.func)}(dataset_config=...)", _DATASET_CONFIG)
@@ -110,9 +127,25 @@ def _found(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 )
 
 
-def _names(node: ast.AST) -> list[str]:
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Return what the names mean that the file imports: `train` is `ray.train` after `from ray import train`."""
+    meant = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            meant |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            meant |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return meant
+
+
+def _whole(name: str, imported: Mapping[str, str]) -> str:
+    first, dot, rest = name.partition(".")
+    return f"{imported.get(first, first)}{dot}{rest}"
+
+
+def _names(node: ast.AST, imported: Mapping[str, str]) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return [f"{node.module}.{alias.name}" for alias in node.names]
-    return [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+    return [_whole(ast.unparse(node), imported)] if isinstance(node, ast.Attribute) else []
