@@ -124,6 +124,8 @@ def test_too_many_workers_or_gpus_refused_before_ray_starts(tmp_path: Path, monk
         check_machine(project(tmp_path / "one", "train.workers=1", "train.cpus_per_worker=8").spec)
     with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
+    with pytest.raises(PreflightError, match=r"train\.resources names tape, and the Ray that a run starts"):
+        check_machine(project(tmp_path / "d", "train.resources={tape: 1}").spec)
 
 
 def test_workers_that_cluster_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Faulty:
 def cluster() -> Iterator[None]:
     fork_workers_from_here()
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, resources={"tape": 2}, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -126,7 +126,13 @@ def test_retries_used_up_show_the_users_line(tmp_path: Path) -> None:
     assert error.message.startswith("training failed: rank 0") and "faulty.py" in error.message
 
 
+def test_nccl_on_cpus_is_refused(tmp_path: Path) -> None:
+    error, tries = run(tmp_path, "none", backend={"name": "nccl"})
+    assert tries == 0 and error is not None and "needs a GPU for each worker" in error.message
+
+
 @pytest.mark.drill
 def test_passing_fault_of_one_of_two_ranks_restarts_both(tmp_path: Path) -> None:
-    error, tries = run(tmp_path, "reset", workers=2)
+    more = {"resources": {"tape": 1}, "placement": "SPREAD", "backend": {"init_method": "tcp", "timeout_s": 60}}
+    error, tries = run(tmp_path, "reset", workers=2, **more)
     assert error is None and tries > 2

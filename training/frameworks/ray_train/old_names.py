@@ -129,7 +129,7 @@ def _found(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 def _imported(tree: ast.Module) -> dict[str, str]:
     """Return what the names mean that the file imports: `train` is `ray.train` after `from ray import train`."""
-    meant = {}
+    meant: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             meant |= {alias.asname: alias.name for alias in node.names if alias.asname}
