@@ -283,6 +283,13 @@ def _find(value: Any, name: str, where: str) -> _Found:
     names = dict(vars(sys.modules.get(value.__module__, builtins)))
     for each in functions:
         names |= each.__globals__ | inspect.getclosurevars(each).nonlocals
+    if not isinstance(node, ast.ClassDef):
+        written = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+        made = [*(functions[0].__defaults__ or ()), *(functions[0].__kwdefaults__ or {}).values()]
+        for default, now in zip(written, made, strict=True):
+            known = names.get(default.id, vars(builtins).get(default.id)) if isinstance(default, ast.Name) else now
+            if known is not now and (_literal(known) is None or _literal(known) != _literal(now)):
+                raise UserCodeError(f"{where} has a default, {ast.unparse(default)}, of another time or place", next_step=_NEXT)
     return _Found(name, text, file, names)
 
 

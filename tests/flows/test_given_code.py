@@ -133,6 +133,17 @@ def test_closure_travels_with_its_values(tmp_path: Path) -> None:
     assert [capture(each, tmp_path).load()({"x": 4}) for each in targets] == [each({"x": 4}) for each in functions]
 
 
+def test_default_of_another_time_or_place_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    cell = notebook.run("N = 3\n\ndef train(config, n=N, act=len, *, m=(1, 2)):\n    return n\n")
+    assert captured(cell.train, tmp_path).load()({}) == 3
+    notebook.run("N = 5\n")
+    with pytest.raises(SpecError, match="train has a default, N, of another time or place"):
+        captured(cell.train, tmp_path)
+    cell = notebook.run("def make(n):\n    def train(config, n=n):\n        return n\n    return train\nmade = make(2)\n")
+    with pytest.raises(SpecError, match="a default, n, of another"):
+        captured(cell.made, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
