@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.datasets import load_iris
 
 from penstock.errors import SpecError
-from penstock.training.frameworks.boosted.rank import run_boosted_rank
-from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.frameworks.xgboost.library import LIBRARY
-from penstock.training.ranks import Group
-from penstock.training.spec import TrainSpec
-from penstock.usercode.capture import NO_CODE
 from tests.guides.running import Prepared, checkpoints, prepare, reports, run_alone, run_on_two
-from tests.training.digits import CPU, ListClient
 
 
 def numbers(folder: Path, rows: int = 100) -> Prepared:
@@ -34,25 +26,6 @@ def test_quickstart_gets_floats_and_each_row_once_an_epoch(tmp_path: Path) -> No
     assert (ran.result.status, ran.result.state.step, len(checkpoints(job))) == ("finished", 4, 2)
     two = prepared.job("ingest_programs.py:quickstart", run="two", workers=2)
     assert [ran.printed for ran in run_on_two(two)] == [[f"epoch {epoch} rows 100 torch.float32" for epoch in (0, 1)]] * 2
-
-
-def test_boosted_trees_of_a_csv_train_twenty_rounds(tmp_path: Path) -> None:
-    framework = FRAMEWORKS.get("xgboost")
-    features, target = load_breast_cancer(return_X_y=True)
-    table = pa.table({**{f"f{number}": column for number, column in enumerate(features.T)}, "target": target})
-    prepared = prepare(tmp_path, {"train": table}, label="target", validation={"fraction": 0.3})
-    assert sum(prepared.manifest.rows.values()) == 569
-    section = {"framework": "xgboost", "epochs": 20, "params": {"objective": "binary:logistic"}}
-    spec = TrainSpec.model_validate(section)
-    job = replace(prepared.job("ingest_programs.py:quickstart"), spec=spec, code=NO_CODE)
-    measured = spec.model_copy(update={"params": {**spec.params, "eval_metric": ["logloss", "error"]}})
-    with pytest.raises(SpecError, match=r"eval_metric.*evaluate\.metrics name the metrics"):
-        framework.check(NO_CODE, measured)
-    framework.check(NO_CODE, spec)
-    ended = run_boosted_rank(LIBRARY, job, Group(0, 1, CPU), ListClient())
-    assert (ended.status, ended.state.step) == ("finished", 20)
-    losses, right = reports(job, "val/loss"), reports(job, "val/accuracy")
-    assert len(losses) == len(right) == 20 and losses[-1] < losses[0] and right[-1] > 0.9
 
 
 def test_config_that_makes_the_shards_itself_is_called(tmp_path: Path) -> None:

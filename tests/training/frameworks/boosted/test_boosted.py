@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 
 from penstock.errors import PenstockError, PreflightError, SpecError, TrainingError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -37,6 +39,7 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import NO_CODE
+from tests.guides.running import prepare, reports
 from tests.training.digits import CPU, SCHEMA, ListClient, make_job
 from tests.training.ranks import run_ranks
 
@@ -360,3 +363,22 @@ def test_missing_library_is_named_and_none_is_imported_early(tmp_path: Path, mon
 def model_spec(name: str, job: TrainJob) -> ModelSpec:
     loader = FRAMEWORKS.get(name).loader
     return ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=loader)
+
+
+def test_boosted_trees_of_a_csv_train_twenty_rounds(tmp_path: Path) -> None:
+    framework = FRAMEWORKS.get("xgboost")
+    features, target = load_breast_cancer(return_X_y=True)
+    table = pa.table({**{f"f{number}": column for number, column in enumerate(features.T)}, "target": target})
+    prepared = prepare(tmp_path, {"train": table}, label="target", validation={"fraction": 0.3})
+    assert sum(prepared.manifest.rows.values()) == 569
+    section = {"framework": "xgboost", "epochs": 20, "params": {"objective": "binary:logistic"}}
+    spec = TrainSpec.model_validate(section)
+    job = replace(prepared.job("ingest_programs.py:quickstart"), spec=spec, code=NO_CODE)
+    measured = spec.model_copy(update={"params": {**spec.params, "eval_metric": ["logloss", "error"]}})
+    with pytest.raises(SpecError, match=r"eval_metric.*evaluate\.metrics name the metrics"):
+        framework.check(NO_CODE, measured)
+    framework.check(NO_CODE, spec)
+    ended = run_boosted_rank(library("xgboost"), job, Group(0, 1, CPU), ListClient())
+    assert (ended.status, ended.state.step) == ("finished", 20)
+    losses, right = reports(job, "val/loss"), reports(job, "val/accuracy")
+    assert len(losses) == len(right) == 20 and losses[-1] < losses[0] and right[-1] > 0.9
