@@ -27,6 +27,11 @@ from penstock.training.registry.loaded_model import answer_table
 __all__ = ["check_raw_rows"]
 
 
+def to_device(columns: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """The model is on the GPU where there is one."""
+    return {name: column.to(device) for name, column in columns.items()}
+
+
 def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     """Compare the answers of the model that `penstock run FILE` has registered, with and without the label's column."""
     project, spec = file.parent, penstock.load_spec(file).spec
@@ -51,7 +56,8 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     (folder,) = project.glob(".penstock/mlflow/**/model.json")
     trained = load_model(ModelSpec.model_validate_json(folder.read_text()), Storage(str(folder.parent)))
     with torch.no_grad():
-        output = torch.cat([trained.predict(batch.columns, batch.rows) for batch in feed.batches(0) if batch.rows])
+        batches = [(to_device(batch.columns, trained.device), batch.rows) for batch in feed.batches(0) if batch.rows]
+        output = torch.cat([trained.predict(*batch) for batch in batches]).cpu()
     made = answer_table(output, manifest.feed_schema, trained.predicts)
     for name in made.column_names:
         assert np.array_equal(np.array(answer[name].tolist()), np.array(made[name].to_pylist())), name
