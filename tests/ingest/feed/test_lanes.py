@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,24 @@ def test_needs_of_a_worker_are_those_of_its_lanes(many: DatasetManifest) -> None
     few = most_of_a_rank(order_of(many, lanes=2, **{**WINDOWS, "window_rows": 2}), sizes, 1)
     assert few["fetch_bytes"] == sum(sizes) and few["disk_bytes"] < 0.2 * sum(sizes)
     assert os.environ.get("LOCAL_WORLD_SIZE") is None
+
+
+@pytest.mark.parametrize(
+    "shuffle", [{}, {"lanes": 1}, WINDOWS, {"mode": "windowed", "window_rows": 200}, {"mode": "none"}], ids=str
+)
+def test_other_numbers_of_ranks_continue_twice_and_into_next_epoch(storage: Storage, tmp_path: Path, shuffle: Any) -> None:
+    manifest = write_dataset(storage, tmp_path / "many", 11)
+    order = order_of(manifest, **shuffle)
+    alone = [[sorted(batch.row_ids.tolist()) for batch in opened(storage, manifest, order).batches(epoch)] for epoch in (0, 1)]
+    assert [sorted(row for batch in epoch for row in batch) for epoch in alone] == [list(range(ROWS))] * 2
+    seen: list[list[list[int]]] = [[], []]
+    state = opened(storage, manifest, order).state_dict()
+    for world_size, count in ((3, 5), (7, 4), (64, 7), (2, 6), (4, 10)):  # the third one ends the epoch
+        feeds = [opened(storage, manifest, order, rank=rank, world_size=world_size) for rank in range(world_size)]
+        epoch, position = feeds[0].load_state_dict(state)
+        epoch, position = (epoch, position) if position < ROWS else (epoch + 1, 0)
+        steps = zip(*(islice(feed.batches(epoch, position), count) for feed in feeds), strict=True)
+        seen[epoch] += [sorted(row for part in step for row in part.row_ids.tolist()) for step in steps]
+        assert len({str(feed.state_dict()) for feed in feeds}) == 1
+        state = feeds[-1].state_dict()
+    assert seen == alone
