@@ -363,13 +363,13 @@ class ShuffleSpec(Section):
     seed: int = 0
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
-    """Rows in one window of `windowed`. With `window_of: rows` it consists of 32 runs of neighbours: a larger one reads longer
-    runs, a smaller one mixes better. With `shards` a larger one mixes better and needs more of the node's disk. `penstock plan`
-    prints the cost in mixing."""
+    """Rows in one window of `windowed`, over all lanes. With `window_of: rows` it consists of 32 runs of neighbours, or some in
+    each lane: a larger one reads longer runs, a smaller one mixes better. With `shards` a larger one mixes better and needs
+    more of the node's disk. `penstock plan` prints the cost in mixing."""
     window_of: Literal["rows", "shards"] = "rows"
     """Parts of a window of `windowed`. `rows`: short runs of rows from the whole split, which mixes best. `shards`: whole
-    shards, at least one, with about `window_rows` rows, so that a node reads the shards of one window at a time and each once
-    an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
+    shards, at least one in each lane, with about `window_rows` rows, so that a node reads the shards of one window at a time
+    and each once an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Parts that the shards are dealt to. Every step has rows of all, and each worker reads some of them, so that a machine
     fetches only its part of the data. Step by step the rows are the same for any number of workers. `1` lets every worker read
