@@ -26,7 +26,7 @@ def test_backend_resources_and_placement_reach_ray(tmp_path: Path) -> None:
     assert (scaling.resources_per_worker, scaling.placement_strategy) == ({"CPU": 1.0, "tape": 1.0}, "SPREAD")
     assert job.settings["train.backend.name"] == "gloo"
     backend, scaling, job = made()
-    assert (backend.backend, backend.timeout_s, scaling.placement_strategy) == (None, 900, "PACK")
+    assert (backend.backend, backend.timeout_s, scaling.placement_strategy) == ("gloo", 900, "PACK"), "Ray chooses the first"
     assert "train.backend.name" not in job.settings
 
 
