@@ -95,7 +95,7 @@ def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) 
             "rows.schema": digest_of(manifest.feed_schema.model_dump(mode="json")),
             "rows.order": shuffled["fingerprint"],
             "rows.seed": spec.shuffle.seed,
-            **{f"rows.{name}": manifest.split_digests[name] for name in spec.data.datasets},  # a function may train on them
+            **{f"rows.{name}": manifest.split_digests.get(name) for name in spec.data.datasets},  # it may train on them
             "rows.streamed": spec.materialize.cache == "none",  # windows of a stream are others than those of stored rows
             **decides,
         },

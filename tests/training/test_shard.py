@@ -33,10 +33,12 @@ from ray.data.extensions import ArrowTensorArray
 from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.cached import open_cached_feed
+from penstock.ingest.feed.stream import MemoryFeed, StreamFeed
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.open_feed import FeedDataset
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
+from penstock.progress import silent
 from penstock.training.frameworks.ray_train.old_names import refuse_absent_datasets
 from penstock.training.session.shard import Shard
 from penstock.training.spec import TrainSpec
@@ -261,11 +263,19 @@ def test_rays_own_methods_work_on_the_shard(source: Source, prepared: Any) -> No
     assert not hasattr(shard, "no_method_of_rays")
 
 
-def test_streamed_text_equals_text_on_disk(source: Source, prepared: Any) -> None:
-    rows = RowSource(source.preparation(), MaterializeSpec())
-    streamed = pa.concat_tables(table for unit in rows.units("train") for table in rows.tables("train", unit))
-    on_disk = pa.concat_tables(shard_of(source, prepared, ["text", "structs"]).iter_batches(batch_format="pyarrow"))
-    assert streamed.select(["text", "structs"]) == on_disk
+def test_text_in_memory_and_in_streams_equals_text_on_disk(rays: Any, source: Source, prepared: Any) -> None:
+    rows, order = RowSource(source.preparation(), MaterializeSpec()), make_order(ShuffleSpec(mode="none"), ROWS)
+    options: Any = {"order": order, "batch_rows": 5, "columns": ["text", "structs", "int64"]}
+    _, datasets = rows.put("key", silent)
+
+    def tables() -> Iterator[pa.Table]:
+        return (table for unit in rows.units("train") for table in rows.tables("train", unit))
+
+    streamed = StreamFeed(tables, prepared.feed_schema, "train", content="rows", **options)
+    on_disk = open_cached_feed(source.storage, prepared, "train", **options)
+    for feed in (MemoryFeed(datasets["train"], **options), streamed):
+        for ours, theirs in zip(feed.batches(0), on_disk.batches(0), strict=True):
+            assert ours.arrow == theirs.arrow and torch.equal(ours.columns["int64"], theirs.columns["int64"])
 
 
 def test_further_datasets_are_given_by_their_names(tmp_path: Path) -> None:
