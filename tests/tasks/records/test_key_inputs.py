@@ -33,6 +33,7 @@ OF_FIELD: dict[str, set[StageName]] = {
     "data": {"read", "register"},
     "data.label": {"preprocess", "register"},
     "data.invalid": {"preprocess"},
+    "data.any_type": {"preprocess"},
     "data.fold": set(),  # without `folds`
     "data.images": {"preprocess", "register"},
     "data.quarantine": {"materialize"},
@@ -55,7 +56,7 @@ DECIDE_NOTHING = {
 """Fields that change how a command runs. What `code.files` and `tracking.registry` name counts, see test_keys.py."""
 
 NAMES_OF_THINGS = {"data.train", "data.format", "data.test", "train.framework", "train.recipe", "train.callbacks"}
-NAMES_OF_THINGS |= {"train.start_from", "train.datasets", "train.loop", "data.validation"}
+NAMES_OF_THINGS |= {"train.start_from", "train.datasets", "train.loop", "data.validation", "data.datasets"}
 """Fields that name something else, which must exist: it counts by its content."""
 
 
