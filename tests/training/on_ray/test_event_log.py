@@ -84,6 +84,14 @@ def test_failures_before_a_restart_are_dropped(tmp_path: Path) -> None:
     assert error.message == "training failed after 1 restart: rank 0: OSError: new"
 
 
+def test_restart_after_a_final_error_is_refused(tmp_path: Path) -> None:
+    bug = DataError("row 7 is bad")
+    attempt = attempt_after(tmp_path, WorkersStarting(), started(0, 0), failure(0, "DataError", bug))
+    assert not attempt.refused
+    attempt.publish([WorkersStarting(), started(0, 1)])
+    assert attempt.refused and attempt.error(GroupError()) is bug
+
+
 def test_an_error_of_ray_itself_is_shown(tmp_path: Path) -> None:
     error = attempt_after(tmp_path).error(ValueError("no resources"))
     assert error.message == "training failed: ValueError: no resources"

@@ -56,7 +56,7 @@ class Faulty:
         errors["store"].transient = True
         if self.kind == "assert":  # the process dies before its exception has reached Ray
             torch.distributed.destroy_process_group = lambda: os._exit(1)
-        if self.kind in errors and (len(self.tries.read_text()) <= self.ranks or self.kind in ("memory", "bug")):
+        if self.kind in errors and (len(self.tries.read_text()) <= self.ranks or self.kind in ("memory", "bug", "assert")):
             raise errors[self.kind]
         return nn.functional.cross_entropy(model(batch["image"]), batch["label"])
 """
