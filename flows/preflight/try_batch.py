@@ -238,7 +238,8 @@ def _try_training(
     spec, shuffle = project.spec.train, project.spec.shuffle
     shards = manifest.shards_of("train")
     copies = -(-TRAINED_ROWS // manifest.rows["train"])
-    splits: list[Split] = [split for split in SPLITS[1:] if getattr(project.spec.data, split) is not None]
+    data = project.spec.data
+    splits: list[Split] = [*(split for split in SPLITS[1:] if getattr(data, split) is not None), *data.datasets]
     whole = [*shards * copies, *(shard.model_copy(update={"split": split}) for split in splits for shard in shards)]
     rows = {"train": copies * manifest.rows["train"], **dict.fromkeys(splits, manifest.rows["train"])}
     run = Storage(str(folder / RUN))
