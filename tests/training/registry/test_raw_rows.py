@@ -175,8 +175,13 @@ _ROW = st.fixed_dictionaries(
 @given_by(rows=st.lists(_ROW, min_size=1, max_size=5))
 def test_raw_rows_are_prepared_as_in_training(people: Made, rows: list[dict[str, Any]]) -> None:
     source, table = people.source, pa.Table.from_pylist(rows, schema=people.raw.schema)
-    trained = Chain(source.data, source.steps, people.fitted, source.code).prepare(table, Origin.of_file("f", 0, len(rows)))
-    served = people.raw.prepare(table)
+    chain, served = Chain(source.data, source.steps, people.fitted, source.code), people.raw.prepare(table)
+    try:
+        trained = chain.prepare(table, Origin.of_file("f", 0, len(rows)))
+    except DataError:  # training refuses a table with an age that a double would round, and a model answers the other rows
+        large = {row for row, given in enumerate(rows) if abs(given["age"] or 0) > 2**53}
+        assert large and large <= {*served.problems}
+        return
     assert served.rows.tolist() == trained.origin.rows.tolist()
     assert sorted([*served.problems, *served.rows.tolist()]) == list(range(len(rows)))
     if len(served.rows):
