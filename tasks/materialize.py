@@ -205,9 +205,9 @@ def _facts(output: dict[str, Any]) -> Facts:
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     manifest, spec, tracker = DatasetManifest.model_validate(output), ctx.project.spec.data, ctx.tracker
     data = RunData(ctx.snapshot, manifest, ctx.ledger.profile(manifest.key) or Profile())
-    for split in SPLITS:
+    for split in [*SPLITS, *spec.datasets]:
         if manifest.rows.get(split):
-            source = getattr(spec, split)
+            source = spec.place(split)
             tracker.log_dataset(
                 manifest,
                 split,

@@ -213,7 +213,8 @@ def is_rounded(text: pa.ChunkedArray | pa.Array, bits: int = 53) -> bool:
     if not len(long):
         return False
     # By two plain searches: an expression takes ten times as long.
-    long = pc.filter(long, pc.or_(pc.invert(pc.match_substring(long, ".")), pc.match_substring(long, ".0")))
+    with_point = pc.or_(pc.match_substring(long, ".0"), pc.ends_with(long, "."))
+    long = pc.filter(long, pc.or_(pc.invert(pc.match_substring(long, ".")), with_point))
     integers = pc.filter(long, pc.match_substring_regex(long, _INTEGER))
     return any(not fits_double(int(value.partition(".")[0]), bits) for value in integers.to_pylist())
 
@@ -243,7 +244,7 @@ def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Arr
         return not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
     if pa.types.is_decimal(old) and pa.types.is_floating(new):
         large = pc.filter(values, pc.greater_equal(pc.abs(pc.cast(made, pa.float64())), 2 ** _BITS[new]))
-        return not all(fits_double(int(value), _BITS[new]) for value in large.drop_null().to_pylist() if value % 1 == 0)
+        return not all(fits_double(int(value), _BITS[new]) for value in large.drop_null().to_pylist() if value == int(value))
     if pa.types.is_decimal(new) and pa.types.is_floating(old):
         doubles = pc.cast(values, pa.float64())
         off = pc.abs(pc.subtract(pc.cast(made, pa.float64()), doubles))

@@ -135,10 +135,12 @@ def most_of_a_rank(order: Order, sizes: Sequence[int], world_size: int) -> dict[
             at_once = min(len(sizes), math.ceil(order.window_rows * len(sizes) / order.rows) + 1)
         rows = -(-order.epoch_rows // world_size)
         return {"rows": rows, "fetch_bytes": whole, "disk_bytes": int(at_once * one)}
+    ranges = [lanes_of(rank, world_size, order.lanes) for rank in range(world_size)]
+    most = max(high - low for low, high in ranges)
+    with_most = list(dict.fromkeys((low, high) for low, high in ranges if high - low == most))
     found = []
-    for rank in range(0, world_size, -(-world_size // 16)):
-        low, high = lanes_of(rank, world_size, order.lanes)
-        own, share = order.lane_rows.shards_of(low, high), (high - low) / order.lanes
+    for low, high in with_most[:: -(-len(with_most) // 16)]:  # some of many: their shards differ by a few
+        own, share = order.lane_rows.shards_of(low, high), most / order.lanes
         fetched = sum(sizes[index] for index in own)
         windows = fetched if order.mode == "global" else int((high - low) * order.lane_rows.parts_at_once * one)
         rows = math.ceil(order.rows * (share if world_size <= order.lanes else 1 / world_size))

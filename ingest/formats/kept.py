@@ -24,7 +24,7 @@ from penstock.ingest.formats.format import Origin
 from penstock.ingest.formats.given import GIVEN, is_ray_dataset, tables_of
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import raising_ours
-from penstock.ingest.schema import Split
+from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.progress import announce_wait
@@ -73,7 +73,8 @@ def list_kept(
                 known[split] = TableFiles.model_validate(done["files"])
             else:
                 kept[split] = storage.uri(f"{folder}/{done['rows_in']}")
-    update = {**kept, "datasets": {name: kept.get(name, place) for name, place in data.datasets.items()}}
+    datasets = {name: kept.get(name, place) for name, place in data.datasets.items()}
+    update = {**{split: kept[split] for split in SPLITS if split in kept}, "datasets": datasets}
     listing = list_source(data.model_copy(update=update), base_dir, form.extensions, known)
     files = [file.model_copy(update={"state": states[file.location]}) for file in listing.files]
     return Listing(files, listing.left_out)
@@ -131,7 +132,11 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
 def _keep_dataset(dataset: Any, storage: Storage, name: str) -> str:
     """Do as `keep_object` with a lazy `ray.data.Dataset`, whose rows are known only once they are written."""
     folder = f"sources/ray-{uuid.uuid4().hex}"
-    digests = _write(storage, f"{folder}/rows/part", dataset, name)
+    try:
+        digests = _write(storage, f"{folder}/rows/part", dataset, name)
+    except BaseException:  # a large dataset that fails again and again would fill the storage
+        storage.delete(folder)
+        raise
     if not digests:
         raise _no_rows(name)
     digest = stream_digest(digests)

@@ -48,7 +48,11 @@ _MOST_ENDS_INSIDE = 4
 
 
 def lanes_of(rank: int, world_size: int, lanes: int) -> tuple[int, int]:
-    """Return the range of the lanes that a worker reads from; more workers than lanes share them."""
+    """Return the range of the lanes that a worker reads from; more workers than lanes share them.
+
+    If there are more workers, and the lanes do not divide the batch, a worker's slice may reach into a lane beside its range,
+    whose shards are fetched when they are read, not ahead.
+    """
     end = (rank + 1) * lanes
     return rank * lanes // world_size, end // world_size if world_size <= lanes else -(-end // world_size)
 

@@ -95,7 +95,8 @@ def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) 
             "rows.schema": digest_of(manifest.feed_schema.model_dump(mode="json")),
             "rows.order": shuffled["fingerprint"],
             "rows.seed": spec.shuffle.seed,
-            **{f"rows.{name}": manifest.split_digests.get(name) for name in spec.data.datasets},  # it may train on them
+            # It may train on them.
+            **{f"rows.datasets.{name}": manifest.split_digests.get(name) for name in spec.data.datasets},
             "rows.streamed": spec.materialize.cache == "none",  # windows of a stream are others than those of stored rows
             **decides,
         },
@@ -158,10 +159,11 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "duplicates",
         "fold",
         "any_type",
+        "datasets",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
     leaves = dict(_leaves(data))
-    later = ("images.", "quarantine.", "datasets.")
+    later = ("images.", "quarantine.")
     read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(later) and k not in elsewhere}
     read |= {f"version.{n}": v for n, v in format_versions(data).items()}
     read |= {"version.format": added} if (added := format_origin(data)) else {}

@@ -54,6 +54,8 @@ def test_cast_keeps_each_value(values: pa.Array, kind: pa.DataType, result: list
         (pa.array([Decimal(1), Decimal(16777217)]), pa.float32()),
         (pa.array(["1", "16777217"]), pa.float32()),
         (pa.array(["0.1", "9007199254740993.0"]), pa.float64()),
+        (pa.array(["0.1", "9007199254740993."]), pa.float64()),
+        (pa.array([Decimal(1), Decimal("123456789012345678901234567890123")]), pa.float64()),
     ],
 )
 def test_cast_that_loses_names_the_row(values: pa.Array, kind: pa.DataType) -> None:

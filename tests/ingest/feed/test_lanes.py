@@ -156,6 +156,7 @@ def test_needs_of_a_worker_are_those_of_its_lanes(many: DatasetManifest) -> None
     assert some["rows"] == 251 and some["disk_bytes"] == some["fetch_bytes"] < 0.45 * sum(sizes)
     few = most_of_a_rank(order_of(many, lanes=2, **{**WINDOWS, "window_rows": 2}), sizes, 1)
     assert few["fetch_bytes"] == sum(sizes) and few["disk_bytes"] < 0.2 * sum(sizes)
+    assert most_of_a_rank(order_of(many, lanes=64), sizes, 48)["rows"] == -(-2 * ROWS // 64), "every third rank has two lanes"
     assert os.environ.get("LOCAL_WORLD_SIZE") is None
 
 

@@ -116,5 +116,7 @@ def test_cluster_writes_a_ray_dataset_in_order_of_blocks(
     assert not dataset.context.execution_options.preserve_order
     with pytest.raises(DataError, match="gave no rows"):
         keep_object(dataset.filter(lambda row: False), storage, "train")
+    assert len(storage.list("sources")) == 1
     with pytest.raises(DataError, match="column 'x' holds Python objects"):
         keep_object(dataset.map_batches(lambda rows: {"x": np.array([object()] * len(rows["id"]))}), storage, "train")
+    assert len(storage.list("sources")) == 1, "a dataset that fails leaves nothing"

@@ -28,6 +28,12 @@ evaluate: {slices: [country]}
 register: {promote: {metric: val/accuracy}}
 """
 
+OF_LOOP = """\
+name: keys
+data: {{format: csv, train: rows/, label: y, datasets: {{order: {}/}}}}
+train: {{loop: loop.py:loop}}
+"""
+
 OF_FIELD: dict[str, set[StageName]] = {
     "name": {"register"},
     "data": {"read", "register"},
@@ -179,6 +185,19 @@ def test_fields_that_decide_nothing_change_no_key(tmp_path: Path) -> None:
         if path != "tracking.registry" and any(f"{path}.".startswith(f"{each}.") for each in DECIDE_NOTHING):
             project = Project(with_other(loaded.spec, path), loaded.project.base_dir, {})
             assert changed(before, stage_keys(project, lambda each, _key: PREPARED.get(each))) == set(), path
+
+
+def test_further_dataset_counts_by_its_rows_and_hides_no_input(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "loop.py").write_text("def loop(config): ...\n")
+    moved = {}
+    for place in ("more", "elsewhere"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a.csv").write_text("x,y\n1,0\n")
+        (tmp_path / "pipeline.yaml").write_text(OF_LOOP.format(place))
+        moved[place] = keys_in(tmp_path)
+    assert changed(moved["more"], moved["elsewhere"]) == set()
+    assert "train" in changed(moved["elsewhere"], keys_in(tmp_path, outputs(order="o2")))
 
 
 def test_callback_of_a_package_is_in_train_key_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
