@@ -166,6 +166,12 @@ def _validated(data: dict[str, Any]) -> tuple[PipelineSpec | None, list[Problem]
         spec = PipelineSpec.model_validate(data)
     except ValidationError as error:
         described = [_describe(item, data) for item in error.errors(include_url=False)]
+        deeper = [at for at, _ in described]  # of a union each form has a problem; an entry's says more than "a string"
+        described = [
+            (at, text)
+            for at, text in described
+            if text != "input should be a valid string" or not any(each.startswith(f"{at}.") for each in deeper)
+        ]
         return None, [
             *booleans,
             *(each for each in described if not any(f"{at}.".startswith(f"{each[0]}.") for at, _ in booleans)),
@@ -400,7 +406,9 @@ def _describe(item: Any, data: dict[str, Any]) -> Problem:
 
 def _is_key(part: str) -> bool:
     # For a union, pydantic adds the variant to the location: `data.validation.SplitRule.fraction`.
-    return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
+    return part not in {"SplitRule", "str", "none"} and not part.startswith(
+        ("function-", "literal[", "constrained-", "list[", "dict[")
+    )
 
 
 def _with_section(location: Path_, data: dict[str, Any]) -> list[str]:

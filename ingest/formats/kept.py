@@ -199,6 +199,8 @@ def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:
     held: list[pa.Table] = []
     for number, each in enumerate(tables_of(value)):
         table = _table(each, name, number)
+        if not table.num_rows:
+            continue
         if held and (table.schema != held[0].schema or sum(part.nbytes for part in held) >= PART_BYTES):
             yield _file(held)
             held = []

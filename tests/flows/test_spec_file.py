@@ -235,6 +235,11 @@ def test_model_name_that_mlflow_refuses_is_refused_at_load(tmp_path: Path, overr
     assert "MLflow" in problem or "letters, digits" in problem
 
 
+def test_wrong_entry_of_datasets_is_one_problem(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD), "train.datasets={holdout: testt}")
+    assert "train.datasets.holdout: 'testt': input should be 'split'" in problem
+
+
 def test_promote_metric_needs_its_split(tmp_path: Path) -> None:
     moved_by = "register.promote={metric: %s/accuracy}"
     assert load_spec(write(tmp_path, GOOD), [moved_by % "val"]).spec.register_.promote is not None

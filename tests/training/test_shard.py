@@ -246,6 +246,11 @@ def test_resumed_text_goes_on_with_next_rows(source: Source, prepared: Any) -> N
     assert rows["text"].to_pylist() == every_kind()["text"].to_pylist()
 
 
+def test_function_that_collates_is_not_warned_of(source: Source, prepared: Any, recwarn: pytest.WarningsRecorder) -> None:
+    shard = shard_of(source, prepared, ["text"])
+    assert next(iter(shard.iter_torch_batches(batch_size=2, collate_fn=tokens))) and not recwarn.list
+
+
 def test_text_without_collate_fn_is_refused_by_name(source: Source, prepared: Any) -> None:
     shard = shard_of(source, prepared, ["int64", "text", "time"])
     with pytest.raises(SpecError, match=r"cannot make tensors of text \(string\), time \(timestamp\[us\]\)") as refused:

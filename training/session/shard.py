@@ -9,6 +9,7 @@ Source: ray.data.DataIterator, whose iterables start another epoch with each `it
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,9 @@ _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
+
+_FUNCTION_COLLATES = "Passing a function to `iter_torch_batches"
+"""Ray's advice to write a class; a function goes on working, and its guides have functions."""
 
 _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
@@ -116,14 +120,16 @@ class Shard(ray.data.DataIterator):  # type: ignore[misc]  # Ray ships no types 
         self._refuse(local_shuffle_buffer_size=local_shuffle_buffer_size, local_shuffle_seed=local_shuffle_seed)
         to = self._device if device in (None, "auto") else torch.device(device)
         if collate_fn is not None or any(column.arrow for column in self._schema.columns):
-            return super().iter_torch_batches(  # type: ignore[no-any-return]
-                batch_size=batch_size,
-                dtypes=dtypes,
-                device=to,
-                collate_fn=collate_fn,
-                drop_last=drop_last,
-                pin_memory=pin_memory and collate_fn is not None,
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", _FUNCTION_COLLATES)
+                return super().iter_torch_batches(  # type: ignore[no-any-return]
+                    batch_size=batch_size,
+                    dtypes=dtypes,
+                    device=to,
+                    collate_fn=collate_fn,
+                    drop_last=drop_last,
+                    pin_memory=pin_memory and collate_fn is not None,
+                )
         return _Epochs(lambda: self._batches(batch_size, drop_last, to), lambda batch: _cast(batch.columns, dtypes))
 
     def _iter_batches(

@@ -86,6 +86,11 @@ def test_other_objects_are_refused_with_what_is_taken(tmp_path: Path, given: Any
     assert "polars" in refused.value.next_step
 
 
+def test_empty_frame_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="data\\['train'\\] gave no rows"):
+        keep_object(pa.table({"x": pa.array([], pa.int64())}), Storage(str(tmp_path)), "data['train']")
+
+
 def test_cluster_writes_a_ray_dataset_in_order_of_blocks(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
