@@ -15,7 +15,9 @@ import linecache
 import logging
 import math
 import os
+import symtable
 import sys
+from abc import ABCMeta
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 from penstock.installed import versions_of
 from penstock.messages import shorten
 from penstock.storage import Storage
-from penstock.usercode.source import DEFINITIONS, UserCodeError, global_names
+from penstock.usercode.source import DEFINITIONS, UserCodeError, bound_names, global_names
 
 __all__ = ["GivenCode"]
 
@@ -34,6 +36,8 @@ _BESIDE = ("load_model", "loss", "predict", "predicts")
 """What the file of a function for Ray Train may have beside it (docs/ray-train.md)."""
 
 _NEXT = "give values by train.params and rows by data=, or make it inside of the function"
+
+_UNKNOWN = object()
 
 
 class GivenCode:
@@ -68,7 +72,13 @@ class GivenCode:
         beside = vars(sys.modules[value.__module__]) if is_loop else {}
         for each in _BESIDE:
             if getattr(beside.get(each), "__module__", "") == value.__module__ or isinstance(beside.get(each), str):
-                reached.add_name(each, beside[each], name, "")
+                try:
+                    reached.add_name(each, beside[each], name, "")
+                except UserCodeError as error:
+                    raise UserCodeError(
+                        f"{error.message}; {each} goes into the file of {name}, beside which it is defined",
+                        next_step=f"rename {each} if it has nothing to do with {name}; otherwise: {error.next_step}",
+                    ) from error
         taken = {target.partition(":")[0] for target in self._targets.values()}
         names = (f"{self._folder}/{name}{number or ''}.py" for number in range(len(taken) + 1))
         file = next(each for each in names if each not in taken)
@@ -155,6 +165,15 @@ class _Slice:
         own = found.names.get(found.name, value) if found.name in names else value
         self._keep(found.name, where, found.text if inspect.unwrap(own) is inspect.unwrap(value) else "")
         names -= {found.name}
+        known = (
+            found.names.keys()
+            | vars(builtins).keys()
+            | {getattr(each, "asname", "") or getattr(each, "name", "") for each in ast.walk(stripped)}
+        )
+        known |= {each.id for each in ast.walk(stripped) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        if lost := sorted(each for each in names if each in found.hidden or (each not in known and each[:2] != "__")):
+            problem = "a variable of the function around it, and does not travel" if lost[0] in found.hidden else "not defined"
+            raise UserCodeError(f"{where} needs {lost[0]!r}, which is {problem}", next_step=_NEXT)
         self._pieces[found.name] = _Piece(found.text, frozenset(at_once), frozenset(names - at_once))
         for name in sorted(names):
             if name == "__file__":
@@ -195,7 +214,9 @@ class _Slice:
         known = piece.text if piece else self._imports.get(name) or self._values.get(name)
         if not text or known not in (None, text):
             raise UserCodeError(
-                f"{where} reaches two different things that are called {name!r}", next_step="give one of them another name"
+                f"{where} reaches two different things that are called {name!r}",
+                next_step="give one of them another name"
+                + ("" if text else f"; if {name} is decorated, write @functools.wraps in the decorator"),
             )
 
     def _import(self, name: str, value: Any, where: str, file: str) -> str | None:
@@ -207,14 +228,19 @@ class _Slice:
                     f"{where} imports {value.__name__}, which does not travel: {value.__file__} is outside of {self._base_dir}",
                     next_step="move it there, or install it on every machine",
                 )
-            return f"import {_dotted(path) if path else value.__name__} as {name}"
+            package = _dotted(path) if path else value.__name__
+            for each in _statements(file):
+                for alias in each.names if isinstance(each, ast.Import) else ():
+                    if alias.name.startswith(f"{name}.") and not alias.asname and alias.name in sys.modules:
+                        self._imports[alias.name] = f"import {package}{alias.name.removeprefix(name)}"
+            return f"import {package} as {name}"
         for module_name, attribute in (
             *_imports_of(name, file),
             (getattr(value, "__module__", ""), getattr(value, "__name__", "")),
         ):
             module = sys.modules.get(module_name or "")
             path = None if module is None else _path_in(module, self._base_dir)
-            if getattr(module, attribute, module) is value and (path or not _is_left_behind(module)):
+            if module and getattr(module, attribute, module) is value and (path or not _is_left_behind(module)):
                 return f"from {_dotted(path) if path else module_name} import {attribute} as {name}"
         return None
 
@@ -227,6 +253,8 @@ class _Found(NamedTuple):
     file: str
     names: Mapping[str, Any]
     """What names mean where it stands."""
+    hidden: frozenset[str]
+    """Names of the functions around it, whose values are not known."""
 
 
 def _find(value: Any, name: str, where: str) -> _Found:
@@ -274,23 +302,116 @@ def _find(value: Any, name: str, where: str) -> _Found:
         raise UserCodeError(
             f"{where} has a wrapper that is not written as a decorator", next_step=f"write it as @ at {node.name}"
         )
+    names, closure = dict(vars(sys.modules.get(value.__module__, builtins))), dict[str, Any]()
+    for each in functions:
+        names |= each.__globals__
+        closure |= inspect.getclosurevars(each).nonlocals
+    names |= closure
+    around = _bound_around(symtable.symtable("".join(linecache.getlines(file)), file, "exec"), node) or frozenset()
+    if isinstance(node, ast.ClassDef):
+        is_written_anew = _fix_class(node, value, file, names, where)
+    else:
+        is_written_anew = _fix_defaults(node, functions[0], names, where)
     if isinstance(node, ast.Lambda):
         text = f"{name} = {ast.unparse(node)}"
-    elif node.col_offset:
+    elif node.col_offset or is_written_anew:
         text, name = ast.unparse(node), node.name
     else:
         text, name = "".join(linecache.getlines(file)[_first_line(node) - 1 : node.end_lineno]).rstrip(), node.name
-    names = dict(vars(sys.modules.get(value.__module__, builtins)))
-    for each in functions:
-        names |= each.__globals__ | inspect.getclosurevars(each).nonlocals
-    if not isinstance(node, ast.ClassDef):
-        written = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
-        made = [*(functions[0].__defaults__ or ()), *(functions[0].__kwdefaults__ or {}).values()]
-        for default, now in zip(written, made, strict=True):
-            known = names.get(default.id, vars(builtins).get(default.id)) if isinstance(default, ast.Name) else now
-            if known is not now and (_literal(known) is None or _literal(known) != _literal(now)):
-                raise UserCodeError(f"{where} has a default, {ast.unparse(default)}, of another time or place", next_step=_NEXT)
-    return _Found(name, text, file, names)
+    return _Found(name, text, file, names, around - closure.keys())
+
+
+def _bound_around(table: symtable.SymbolTable, node: Any, bound: frozenset[str] = frozenset()) -> frozenset[str] | None:
+    """Return the names that the functions around a definition bind; None if it is not in the table."""
+    if isinstance(table, symtable.Function):
+        bound |= {*table.get_locals()}
+    for child in table.get_children():
+        if child.get_lineno() == node.lineno and child.get_name() == getattr(node, "name", "lambda"):
+            return bound
+        if (found := _bound_around(child, node, bound)) is not None:
+            return found
+    return None
+
+
+def _fix_defaults(node: Any, function: Any, names: Mapping[str, Any], where: str) -> bool:
+    """Write defaults as the values that they were given, unless they give these now; return whether any is written so."""
+    lists = [(each, index) for each in (node.args.defaults, node.args.kw_defaults) for index in range(len(each)) if each[index]]
+    made = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    is_written_anew = False
+    for (defaults, index), now in zip(lists, made, strict=True):
+        default, text = defaults[index], _literal(now)
+        known = _known(default, names)
+        if known is now or (text and text == _literal(known)):
+            continue
+        if text and len(text) <= _LONGEST_VALUE:
+            defaults[index], is_written_anew = ast.parse(text, mode="eval").body, True
+        elif known is not _UNKNOWN or global_names(ast.Expr(default)) - (vars(builtins).keys() - names.keys()):
+            raise UserCodeError(f"{where} has a default, {ast.unparse(default)}, of another time or place", next_step=_NEXT)
+    return is_written_anew
+
+
+def _fix_class(node: ast.ClassDef, value: type, file: str, names: Mapping[str, Any], where: str) -> bool:
+    """Fix the defaults of a class's functions; return whether any is written anew.
+
+    Raises:
+        UserCodeError: it has something that its source does not give it now.
+    """
+    body = {name: each for each in node.body for name in ([each.name] if isinstance(each, DEFINITIONS) else bound_names(each))}
+    scope = {**names, **{name: each for name, each in vars(value).items() if name in body}}
+    is_generated = type(value) not in (type, ABCMeta) or any("__init_subclass__" in vars(each) for each in value.__mro__[1:-1])
+    is_generated |= issubclass(value, tuple)
+    bases = zip(node.bases, vars(value).get("__orig_bases__", value.__bases__), strict=False)
+    changed = [ast.unparse(base) for base, now in bases if _known(base, names) not in (now, _UNKNOWN)]
+    anew = []
+    for attribute, now in vars(value).items():
+        name = attribute.removeprefix(f"_{value.__name__.lstrip('_')}") if attribute not in body else attribute
+        statement, text = body.get(name), _literal(now)
+        function = inspect.unwrap(getattr(now, "__func__", getattr(now, "fget", now)))
+        is_read = inspect.isfunction(function) and linecache.getlines(function.__code__.co_filename)
+        line = function.__code__.co_firstlineno if is_read else 0
+        is_inside = line and function.__code__.co_filename == file and _first_line(node) <= line <= (node.end_lineno or 0)
+        if statement is None:
+            is_own = line and not is_inside and _is_left_behind(sys.modules.get(function.__module__, builtins))
+            is_changed = is_own or not (is_generated or attribute[:2] == "__" or attribute == "_abc_impl")
+        elif isinstance(statement, ast.ClassDef):
+            is_changed = getattr(now, "__qualname__", "") != f"{value.__qualname__}.{name}" and not statement.decorator_list
+            if isinstance(now, type) and not is_changed:
+                anew.append(_fix_class(statement, now, file, names, f"{where}.{name}"))
+        elif isinstance(statement, DEFINITIONS):
+            is_changed = not is_inside and not (statement.decorator_list and (not line or "<locals>" in function.__qualname__))
+            if is_inside and line == _first_line(statement):
+                anew.append(_fix_defaults(statement, function, scope, f"{where}.{name}"))
+            else:
+                is_changed |= not statement.decorator_list
+        else:
+            written = getattr(statement, "value", None)
+            if isinstance(written, ast.Lambda) and is_inside:
+                anew.append(_fix_defaults(written, function, scope, f"{where}.{name}"))
+            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+            is_plain = isinstance(statement, ast.Assign | ast.AnnAssign) and all(isinstance(each, ast.Name) for each in targets)
+            known = _known(written, names if written and ast.unparse(written) == name else scope) if written else None
+            is_differing = line > 0 if text is None else text != _literal(known)
+            is_changed = is_plain and known is not now and known is not _UNKNOWN and is_differing
+        if is_changed:
+            changed.append(attribute)
+    if changed:
+        raise UserCodeError(
+            f"{where} is not as its source gives it now: {', '.join(changed)}",
+            next_step="write the class as it is to be, and run its definition again",
+        )
+    return any(anew)
+
+
+def _known(node: Any, names: Mapping[str, Any]) -> Any:
+    """Return what an expression of names, attributes or literals gives now; _UNKNOWN for any other."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, vars(builtins).get(node.id, _UNKNOWN))
+    if isinstance(node, ast.Attribute):
+        return getattr(_known(node.value, names), node.attr, _UNKNOWN)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return _UNKNOWN
 
 
 def _methods(value: type) -> list[Any]:
@@ -321,12 +442,17 @@ def _tree(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def _statements(file: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a source, or of all cells."""
+    for each in [file] if Path(file).is_file() else _cells():
+        yield from ast.walk(_tree(each))
+
+
 def _imports_of(name: str, file: str) -> Iterator[tuple[str, str]]:
     """Yield module and attribute of each `from ... import` in a source, or in all cells, that binds the name."""
-    for each in [file] if Path(file).is_file() else _cells():
-        for node in ast.walk(_tree(each)):
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                yield from ((node.module or "", alias.name) for alias in node.names if name == (alias.asname or alias.name))
+    for node in _statements(file):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node.module or "", alias.name) for alias in node.names if name == (alias.asname or alias.name))
 
 
 def _path_in(module: Any, base_dir: Path) -> str | None:

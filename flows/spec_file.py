@@ -86,8 +86,8 @@ def _base_of(file: Path) -> Path:
     return file.parents[2] if file.parent.as_posix().endswith(f"/{GIVEN}") else file.parent
 
 
-def _written(spec: Mapping[str, Any]) -> Path:
-    """Write a program's spec as a pipeline file of the working directory."""
+def _written(spec: Mapping[str, Any], is_draft: bool) -> tuple[Path, str]:
+    """Write a program's spec, unless it is a draft, as a pipeline file of the working directory; return its path and text."""
     from penstock.flows.given_code import GivenCode  # for programs, not for commands
 
     name = str(spec.get("name", "pipeline"))
@@ -95,8 +95,9 @@ def _written(spec: Mapping[str, Any]) -> Path:
         raise SpecError(f"name: {name!r} is not a name", next_step="use letters, digits, _ and -")
     values = GivenCode(Path.cwd(), f"{GIVEN}/{name}").plain(spec)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-    Storage(str(Path.cwd())).write_bytes(f"{GIVEN}/{name}.yaml", text.encode())
-    return Path.cwd() / GIVEN / f"{name}.yaml"
+    if not is_draft:
+        Storage(str(Path.cwd())).write_bytes(f"{GIVEN}/{name}.yaml", text.encode())
+    return Path.cwd() / GIVEN / f"{name}.yaml", text
 
 
 def spec_path(file: str | Path) -> Path:
@@ -114,20 +115,24 @@ def spec_path(file: str | Path) -> Path:
     return path.resolve()
 
 
-def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedSpec:
+def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, is_draft: bool = False) -> LoadedSpec:
     """Read, override, validate and cross-check a pipeline file.
 
     Args:
         file: path of the YAML file, or what it would hold, where code may be functions and classes: these are written to
             `.penstock/given` of the working directory.
         overrides: texts `a.b=value`; the value is read as YAML; numbers index lists.
+        is_draft: what a program gives is checked, and its pipeline file left as it is.
 
     Raises:
         SpecError: with every problem found, each as `file:line: path: message`.
     """
-    path = _written(file) if isinstance(file, Mapping) else spec_path(file)
     try:
-        text = path.read_text(encoding="utf-8")
+        if isinstance(file, Mapping):
+            path, text = _written(file, is_draft)
+        else:
+            path = spec_path(file)
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",

@@ -18,7 +18,7 @@ from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, 
 from penstock.ingest.formats.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
 from penstock.machine.stopping import StopRequest, stopping_on_signals
-from penstock.messages import did_you_mean
+from penstock.messages import did_you_mean, shorten
 from penstock.progress import in_notebook
 from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_local
@@ -92,6 +92,9 @@ def load_given(
     """
     changes = [*overrides]
     if isinstance(spec, Mapping):
+        for key, given in (("train", train_func), ("data", data)):
+            if given is not None and not isinstance(spec.get(key, {}), Mapping):
+                raise SpecError(f"spec.{key} is not a dict: {shorten(spec[key])}", next_step=f"leave {key} out, or give a dict")
         spec = spec if train_func is None else {**spec, "train": {**spec.get("train", {}), "loop": train_func}}
     elif train_func is not None:
         file = spec_path(spec)
@@ -105,13 +108,13 @@ def load_given(
             next_step='call run(file, data={"train": rows})',
         )
 
-    def with_rows_at(places: Mapping[Split, str]) -> LoadedSpec:
+    def with_rows_at(places: Mapping[Split, str], is_draft: bool = False) -> LoadedSpec:
         section: dict[str, str] = {"format": "arrow", **{str(split): place for split, place in places.items()}}
         if isinstance(spec, Mapping):
-            return load_spec({**spec, "data": {**spec.get("data", {}), **section}}, changes)
+            return load_spec({**spec, "data": {**spec.get("data", {}), **section}}, changes, is_draft=is_draft)
         return load_spec(spec, [*changes, *(as_override(f"data.{name}", value) for name, value in section.items())])
 
-    storage = Storage(with_rows_at(dict.fromkeys(data, "given")).spec.storage)
+    storage = Storage(with_rows_at(dict.fromkeys(data, "given"), is_draft=True).spec.storage)
     return with_rows_at({split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()})
 
 

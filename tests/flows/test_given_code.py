@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import SpecError
+from penstock.errors import DataError, SpecError
 from penstock.flows.given_code import GivenCode
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.run import load_given
@@ -112,7 +112,7 @@ def test_key_changes_with_what_is_reached_only(notebook: Notebook, tmp_path: Pat
     first = captured(notebook.run(SECOND).train, tmp_path)
     notebook.run("other = 3\n\ndef unrelated(): return other\n")
     assert captured(notebook.run(SECOND.replace("as it is", "as it was")).train, tmp_path).digest == first.digest
-    notebook.run("RATE = 0.25")
+    notebook.run(FIRST.replace("RATE = 0.5", "RATE = 0.25"))
     changed = captured(notebook.run(SECOND).train, tmp_path)
     assert {name for name in changed.reached if changed.reached[name] != first.reached[name]} == {"given/train.py:RATE"}
 
@@ -133,15 +133,156 @@ def test_closure_travels_with_its_values(tmp_path: Path) -> None:
     assert [capture(each, tmp_path).load()({"x": 4}) for each in targets] == [each({"x": 4}) for each in functions]
 
 
-def test_default_of_another_time_or_place_is_refused(notebook: Notebook, tmp_path: Path) -> None:
-    cell = notebook.run("N = 3\n\ndef train(config, n=N, act=len, *, m=(1, 2)):\n    return n\n")
-    assert captured(cell.train, tmp_path).load()({}) == 3
-    notebook.run("N = 5\n")
-    with pytest.raises(SpecError, match="train has a default, N, of another time or place"):
+def test_default_travels_as_the_value_that_was_given(notebook: Notebook, tmp_path: Path) -> None:
+    cell = notebook.run(
+        "N = 3\n\ndef train(config, n=N * 2, act=len, *, m=(1, 2), best=float('inf')):\n    return n, m, act(m)\n"
+    )
+    assert captured(cell.train, tmp_path).load()({}) == (6, (1, 2), 2)
+    net = "class Net:\n    width = 1\n    def __init__(self, hidden=N, *, width=width):\n        self.has = hidden, width\n"
+    cell = notebook.run(net)
+    notebook.run("N = 5\nwidth = 7\n")
+    assert captured(cell.train, tmp_path).load()({}) == (6, (1, 2), 2)
+    assert captured(cell.Net, tmp_path).load()().has == (3, 1)
+    cell = notebook.run("def make(n):\n    def inner(config, n=n):\n        return n\n    return inner\nmade = make(2)\n")
+    assert captured(cell.made, tmp_path).load()({}) == 2
+
+
+def test_default_that_cannot_be_written_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    cell = notebook.run("class One: pass\ndef train(config, one=One(), loss=One):\n    return one\n")
+    with pytest.raises(SpecError, match=r"train has a default, One\(\), of another time or place"):
         captured(cell.train, tmp_path)
-    cell = notebook.run("def make(n):\n    def train(config, n=n):\n        return n\n    return train\nmade = make(2)\n")
-    with pytest.raises(SpecError, match="a default, n, of another"):
-        captured(cell.made, tmp_path)
+    cell = notebook.run("class Two: pass\nclass Net:\n    def run(self, two=Two):\n        return two\n")
+    assert captured(cell.Net, tmp_path).load()().run().__name__ == "Two"
+    notebook.run("class Two: pass\n")
+    with pytest.raises(SpecError, match=r"Net\.run has a default, Two, of another"):
+        captured(cell.Net, tmp_path)
+
+
+CLASS = """\
+from abc import ABC
+from dataclasses import dataclass
+from enum import Enum
+import contextlib
+
+BASE = 3
+act = lambda x: x
+class Above: lr = 1
+
+@dataclass
+class Cfg(Above):
+    width: int = BASE
+    depth: int = 2
+
+class Kind(Enum):
+    RED = 1
+
+class Net(ABC, Above):
+    size, act, kind, kinds = 1, act, Kind.RED, [*Kind]
+    base = BASE
+    same = base
+    free: int
+
+    class Inner:
+        base = BASE
+
+    def forward(self):
+        return Cfg().width, self.base, self.Inner.base, self.__own()
+
+    def __own(self):
+        return self.more
+
+    @property
+    def more(self):
+        return 4
+
+    @more.setter
+    def more(self, value):
+        pass
+
+    @staticmethod
+    @contextlib.contextmanager
+    def opened():
+        yield 1
+"""
+
+
+def test_class_that_is_as_written_travels(notebook: Notebook, tmp_path: Path) -> None:
+    net = captured(notebook.run(CLASS).Net, tmp_path).load()()
+    assert net.forward() == (3, 3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("BASE = 4", "(Net|Cfg|Inner) is not as .* now: (base|width)"),
+        ("Cfg.depth = 5", "Cfg is not as its source gives it now: depth"),
+        ("Cfg.lr = 0.5", "Cfg is not .*: lr"),
+        ("Net.lr = 0.5", "Net is not .*: lr"),
+        ("Net.free = 1", "Net is not .*: free"),
+        ("Net.Inner.base = 4", r"Net\.Inner is not .*: base"),
+        ("def new(self): return 1\nNet.forward = new", "Net is not .*: forward"),
+        ("def new(self): return 1\nNet.more = property(new)", "Net is not .*: more"),
+        ("def new(self): return 1\nNet.__call__ = new", "Net is not .*: __call__"),
+        ("Net.forward = Net._Net__own", "Net is not .*: forward"),
+        ("class Above: lr = 2", "(Net|Cfg) is not .*: Above"),
+    ],
+)
+def test_class_that_was_changed_is_refused(cell: str, shown: str, notebook: Notebook, tmp_path: Path) -> None:
+    net = notebook.run(CLASS).Net
+    notebook.run(cell)
+    with pytest.raises(SpecError, match=shown):
+        captured(net, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["class train:\n        width = size", "@deco(size)\n    def train(config): pass", "class train(size): pass"],
+)
+@pytest.mark.parametrize("above", ["size = object\n", ""])
+def test_local_of_the_function_around_is_refused(above: str, body: str, notebook: Notebook, tmp_path: Path) -> None:
+    wraps = "import functools\ndef deco(size): return lambda f: functools.wraps(f)(lambda c: f(c))\n"
+    made = notebook.run(f"{wraps}{above}def make(size):\n    {body}\n    return train\nmade = make(int)\n").made
+    with pytest.raises(
+        SpecError, match=r"train needs 'size', .* variable of the function around it|not as its source gives it now: size"
+    ):
+        captured(made, tmp_path)
+
+
+def test_name_that_is_not_there_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"train needs 'absent', .* not defined"):
+        captured(notebook.run("def train(config):\n    return absent\n").train, tmp_path)
+
+
+def test_none_and_submodules_travel(notebook: Notebook, tmp_path: Path) -> None:
+    cell = notebook.run(
+        "import email.mime.text\nnone = None\ndef train(config):\n    return none, email.mime.text.MIMEText('a')\n"
+    )
+    code = captured(cell.train, tmp_path)
+    assert "import email.mime.text\n" in (tmp_path / "given" / "train.py").read_text()
+    assert code.load()({})[0] is None
+
+
+def test_refusals_name_the_way_on(notebook: Notebook, tmp_path: Path) -> None:
+    bare = "def deco(f):\n    def called(config): return f(config)\n    return called\n@deco\ndef train(config): return 1\n"
+    with pytest.raises(SpecError, match="two different things") as refused:
+        captured(notebook.run(bare).train, tmp_path)
+    assert "@functools.wraps" in str(refused.value.next_step)
+    cell = notebook.run("held = open('/dev/null')\ndef predict(x): return held\ndef run(config): return 1\n")
+    with pytest.raises(SpecError, match="predict goes into the file of run") as refused:
+        GivenCode(tmp_path, "given").target(cell.run, is_loop=True)
+    assert "rename predict" in str(refused.value.next_step)
+
+
+def test_failed_rows_leave_the_earlier_spec_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = {"name": "kept", "data": {"label": "y"}, "train": {"recipe": "linear"}}
+    good = load_given(spec, data={"train": {"x": [1], "y": [0]}})
+    written = good.file.read_bytes()
+    with pytest.raises(DataError):
+        load_given(spec, data={"train": object()})
+    assert good.file.read_bytes() == written
+    with pytest.raises(SpecError, match=r"spec\.train is not a dict: None"):
+        load_given({**spec, "train": None}, train_func=make(1.0, len))
 
 
 @pytest.mark.parametrize(
