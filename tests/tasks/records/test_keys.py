@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config import OnResume, resume_rules
 from penstock.errors import SpecError
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
@@ -18,6 +19,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
 from penstock.training.checkpoint.manifest import MODEL as WEIGHTS
 from penstock.training.registry.registry import WEIGHTS_TAG
+from penstock.training.spec import TrainSpec
 from penstock.training.tracking.mlflow_backend import connect
 
 PIPELINE = """\
@@ -230,6 +232,13 @@ def test_checkpoint_schedule_keeps_train_key(tmp_path: Path) -> None:
     assert changed(keys_of(file), keys_of(file, "shuffle.seed=2")) == {"shuffle", "train", "evaluate", "register"}
     assert changed(keys_of(file), keys_of(file, "materialize.unit_bytes=1")) == {"materialize", "shuffle"}
     assert changed(keys_of(file), keys_of(file, "evaluate.metrics=[f1]")) == {"evaluate"}
+
+
+def test_free_fields_are_not_in_the_train_key(tmp_path: Path) -> None:
+    """But those that decide what is trained: the same lengths do not train more."""
+    free = {path for path, rule in resume_rules(TrainSpec) if rule is OnResume.FREE}
+    inputs = keys_of(make(tmp_path))["train"].inputs
+    assert {path for path in free if f"train.{path}" in inputs} == {"epochs", "max_steps", "validate_every_steps"}
 
 
 def test_label_made_by_a_transform_has_keys(tmp_path: Path) -> None:
