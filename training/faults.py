@@ -8,7 +8,10 @@ from penstock.errors import TrainingError
 
 __all__ = ["device_error", "may_pass"]
 
-_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_MEMORY = (
+    *("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    "'out of memory'",  # NCCL: Cuda failure 2 'out of memory'
+)
 
 _DEVICE = (
     *("uncorrectable ECC error", "uncorrectable NVLink error", "hardware stack error", "unspecified launch failure"),
@@ -17,6 +20,9 @@ _DEVICE = (
     *("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_EXECUTION_FAILED", "NCCL error"),
 )
 """Words of errors of a GPU that another start, or another GPU, need not meet. Not an illegal access, which is a bug."""
+
+_NOT_DEVICE = ("ncclInvalidUsage", "ncclInvalidArgument")
+"""Words of an error of NCCL about how it is called, which is a bug."""
 
 _SYSTEM = (
     *(errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH),
@@ -34,7 +40,7 @@ def device_error(error: BaseException, where: str) -> TrainingError | None:
         return None
     if type(error).__name__ == "OutOfMemoryError" or any(each in text for each in _MEMORY):  # torch's
         return TrainingError(
-            f"the GPU has too little memory for a step: {'. '.join(text.split('. ')[:2])}{where}",
+            f"the GPU has too little memory for a step: {'. '.join(' '.join(text.split()).split('. ')[:2])}{where}",
             next_step="lower train.batch_rows (of a function: the batch size in train.params), or raise train.accumulate, or "
             "set train.precision: bf16",
         )
@@ -44,6 +50,12 @@ def device_error(error: BaseException, where: str) -> TrainingError | None:
             f"the number of classes{where}",
             next_step="run again with train.gpus: 0, which names the line and the value",
         )
+    if "ncclInvalidUsage" in text:
+        return TrainingError(
+            f"NCCL is used in a wrong way: {' '.join(text.split())}{where}",
+            next_step="give each worker a GPU of its own (train.gpus), and let all ranks call the same collectives; then run "
+            "the same command again",
+        )
     return None
 
 
@@ -51,6 +63,7 @@ def may_pass(error: BaseException) -> bool:
     """Whether the fault may be gone at another try: of a network, of a store, or of a device."""
     if isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) in _SYSTEM:
         return True
-    if isinstance(error, RuntimeError) and any(each in str(error) for each in _DEVICE):
-        return True
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(each in text for each in _DEVICE):
+        return not any(each in text for each in _NOT_DEVICE)
     return any(kind.__name__.endswith(_NETWORK) for kind in type(error).__mro__)
