@@ -48,8 +48,8 @@ def on_one_worker(
         name: of the work, for messages.
         work: pickles; it sees the worker's GPUs and no others.
         show: prints a line: the work runs on CPUs as `gpus: auto` found no GPU, or it waits for something.
-        has_trained: on CPUs, do not queue behind runs that wait to begin: after the first line about the wait, the work shares
-            the CPUs of a node with others.
+        has_trained: where it needs CPUs alone, do not queue behind runs that wait to begin: after the first line about the
+            wait, the work shares the CPUs of a node with others.
 
     Raises:
         TrainingError: the task's process died, or could not be placed for `train.wait_s`.
@@ -65,7 +65,7 @@ def on_one_worker(
     ).remote(work)
     with raising_ours():
         watcher = Watcher(spec.model_copy(update={"workers": 1}), need)
-        if not _has_started(parts, watcher, name, show, gives_up=has_trained and "GPU" not in need):
+        if not _has_started(parts, watcher, name, show, gives_up=has_trained and list(need) == ["CPU"]):
             ray.cancel(parts)
             parts = task.options(num_cpus=0, scheduling_strategy=_on_node_with(need["CPU"])).remote(work)
             _has_started(parts, watcher, name, show, gives_up=False)

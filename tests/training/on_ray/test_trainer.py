@@ -344,6 +344,15 @@ def test_full_cluster_times_out_with_message(tmp_path: Path, monkeypatch: pytest
         on_one_worker(spec, "evaluate", (tmp_path / "late").touch, said.append)
     free = r"0 of the cluster's 2 CPUs are free\. The command ends in \d s"
     assert re.match(rf"evaluate: waiting for the workers for [0-3] s; 0 of 1 have started; {free}", said[0])
+    with pytest.raises(TrainingError, match="could not start within 1 s"):  # it may share CPUs, and no tape
+        on_one_worker(
+            spec.model_copy(update={"wait_s": 1, "resources": {"tape": 1.0}}),
+            "evaluate",
+            (tmp_path / "no tape").touch,
+            said.append,
+            has_trained=True,
+        )
+    assert not any("begins beside" in line for line in said)
     later = spec.model_copy(update={"wait_s": 60})
     on_one_worker(later, "evaluate", (tmp_path / "beside").touch, said.append, has_trained=True)
     assert "evaluate: begins beside the others, whose CPUs it shares: its run has trained" in said
