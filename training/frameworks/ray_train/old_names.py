@@ -55,7 +55,7 @@ def refuse_old_names(files: Mapping[str, str]) -> None:
 
 
 def refuse_absent_datasets(code: UserCode, there: Collection[str]) -> None:
-    """Refuse a function that always asks for a dataset which does not exist. Calls below an `if` or a `try` are not checked.
+    """Refuse a function that always asks for a dataset which does not exist. Only calls on every way are checked.
 
     Args:
         there: names of the datasets.
@@ -82,16 +82,42 @@ def refuse_absent_datasets(code: UserCode, there: Collection[str]) -> None:
         )
 
 
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_NOT_ALWAYS = (
+    *(
+        ast.If,
+        ast.IfExp,
+        ast.BoolOp,
+        ast.Match,
+        ast.For,
+        ast.AsyncFor,
+        ast.While,
+        ast.Try,
+        ast.TryStar,
+        ast.With,
+        ast.AsyncWith,
+    ),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+"""Parts of these may not be run, or may fail without harm."""
+
+
 def _asked(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each dataset that the statements below ask for on every way through them."""
+    """Yield the line and name of each dataset that is asked for on every way through the node."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If | ast.IfExp | ast.Try | ast.FunctionDef | ast.Lambda):
+        if isinstance(child, _DEFINED):
+            continue
+        if isinstance(child, _NOT_ALWAYS):
+            if any(isinstance(each, ast.Return | ast.Raise) for each in ast.walk(child)):
+                return  # the rest may not be reached
             continue
         if isinstance(child, ast.Call) and ast.unparse(child.func).endswith("get_dataset_shard"):
             given = [*child.args, *(keyword.value for keyword in child.keywords)]
             if given and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str):
                 yield child.lineno, given[0].value
         yield from _asked(child)
+        if isinstance(child, ast.Return | ast.Raise):
+            return
 
 
 def _longest(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
