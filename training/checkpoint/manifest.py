@@ -14,7 +14,7 @@ from penstock.training.state import TrainState
 __all__ = ["MANIFEST", "MODEL", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
 
 
-VERSION: Literal[5] = 5
+VERSION: Literal[6] = 6
 
 MANIFEST = "manifest.json"
 
@@ -59,7 +59,7 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[5] = VERSION
+    version: Literal[6] = VERSION
     weights_digest: str
     created: str
     writer: str = ""
