@@ -65,18 +65,18 @@ def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = Fal
     if name.startswith("run:"):
         run = storage.child(f"runs/{Path(name.removeprefix('run:')).name}")
         newest = next(iter(CheckpointStore(run).committed()), None)
-        there = newest.manifest.files if newest is not None else {}
+        rule = newest.manifest.settings.get("train.checkpoint.best") if newest is not None else None
+        best = CheckpointStore(run, best=BestSpec.model_validate(rule)).best() if rule is not None else None
+        chosen = best or newest  # as the run's own outcome
+        there = chosen.manifest.files if chosen is not None else {}
         files = [each for each in there if each.startswith(f"{FOLDER}/")] if whole else []
         files = files or [each for each in there if each == MODEL]
-        if newest is None or not files:
+        if chosen is None or not files:
             raise SpecError(
                 f"train.start_from: {name!r} is not a run with a torch model in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
                 "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
-        rule = newest.manifest.settings.get("train.checkpoint.best")
-        best = CheckpointStore(run, best=BestSpec.model_validate(rule)).best() if rule is not None else None
-        chosen = best or newest  # as the run's own outcome
         fetch = partial(fetch_folder, chosen.storage, files) if whole else None
         return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, MODEL), fetch)
     file = base_dir / name

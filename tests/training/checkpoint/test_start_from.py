@@ -10,10 +10,11 @@ import torch
 
 from penstock.errors import CheckpointError, SpecError, TrainingError
 from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.matching import start_weights
 from penstock.training.checkpoint.start_from import START, find_start
 from penstock.training.checkpoint.state_files import weights_of
-from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.checkpoint.store import CheckpointStore, Placed, Snapshot
 from penstock.training.events import Notice
 from tests.training.digits import ListClient, make_job, train_alone
 
@@ -48,6 +49,20 @@ def test_fitting_weights_are_taken_and_others_named(tmp_path: Path) -> None:
     assert other.digest != found.digest
     (tmp_path / "copy.safetensors").write_bytes(other.read())
     assert find_start("copy.safetensors", tmp_path, Storage(str(tmp_path))).digest == other.digest
+
+
+def test_folder_of_best_checkpoint_has_its_own_files(tmp_path: Path) -> None:
+    store = CheckpointStore(Storage(str(tmp_path)).child("runs/r"))
+    for step, loss in ((1, 0.1), (2, 0.5)):
+        (file := tmp_path / f"model-{step}.pt").write_text(f"weights {step}")
+        placed = Placed(name := store.new_name(step), store.place(name, {f"folder/{file.name}": file}))
+        settings = {"train.checkpoint.best": {"metric": "loss", "mode": "min"}}
+        facts = CheckpointFacts(step=step, epoch=1, position=0, world_size=1, settings=settings, metrics={"loss": loss})
+        store.write(Snapshot(facts, {}, lambda: "0" * 32, placed))
+    fetch = find_start("run:r", tmp_path, Storage(str(tmp_path)), whole=True).fetch
+    assert fetch is not None
+    fetch(tmp_path / "into")
+    assert {path.name: path.read_text() for path in (tmp_path / "into").iterdir()} == {"model-1.pt": "weights 1"}
 
 
 def test_unusable_start_is_refused(tmp_path: Path) -> None:
