@@ -227,6 +227,15 @@ def test_unknown_checkpoint_is_refused_with_known_ones(storage: Storage) -> None
         store.get("step-0000000009-abcdef")
 
 
+def test_place_that_fails_leaves_no_files_of_its_own(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    store, name = CheckpointStore(storage), CheckpointStore.new_name(1)
+    store.place(name, {"folder/of another rank": tmp_path / "a"})
+    with pytest.raises(CheckpointError, match="cannot write checkpoint"):
+        store.place(name, {"folder/a": tmp_path / "a", "folder/b": tmp_path})
+    assert [*storage.tree(f"checkpoints/{name}")] == [f"checkpoints/{name}/folder/of another rank"]
+
+
 def test_refusing_disk_is_a_checkpoint_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder must be")
     store = CheckpointStore(Storage(str(tmp_path)))

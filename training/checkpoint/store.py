@@ -163,11 +163,17 @@ class CheckpointStore:
             CheckpointError: the storage refuses (full, gone, no permission).
         """
         folder = self._storage.child(name)
-        with _as_checkpoint_error(folder, sum(path.stat().st_size for path in files.values())):
-            placed = {file: _copy(folder, file, path) for file, path in files.items()}
-            if folder.is_local:
-                for parent in sorted({parent for file in files for parent in Path(file).parents}, reverse=True):
-                    sync_directory(folder.local_path(parent.as_posix()))
+        try:
+            with _as_checkpoint_error(folder, sum(path.stat().st_size for path in files.values())):
+                placed = {file: _copy(folder, file, path) for file, path in files.items()}
+                if folder.is_local:
+                    for parent in sorted({parent for file in files for parent in Path(file).parents}, reverse=True):
+                        sync_directory(folder.local_path(parent.as_posix()))
+        except Exception:  # raised again
+            for file in files:  # they may fill the disk; the folder has other ranks' files, too
+                with contextlib.suppress(Exception):
+                    folder.delete(file)
+            raise
         return placed
 
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
