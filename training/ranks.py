@@ -15,13 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["POLL_S", "Group", "is_lost_peer"]
+__all__ = ["POLL_S", "Group", "LostPeerError", "is_lost_peer"]
 
 
 T = TypeVar("T")
 
 POLL_S = (0.001, 0.2)
 """Shortest and longest pause between two checks for the other ranks."""
+
+
+class LostPeerError(RuntimeError):
+    """Another rank failed while this one waited for it: the error to report is that rank's."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Group:
         ranks wait outside of any collective. Ray Train detects a rank that dies meanwhile.
 
         Raises:
-            RuntimeError: the work of another rank failed.
+            LostPeerError: the work of another rank failed.
         """
         if self.world_size == 1:
             return work()
@@ -71,7 +75,7 @@ class Group:
         there, (wait_s, most_s) = store.add(meeting, 1), POLL_S
         while there < self.world_size:
             if store.check([f"{meeting}/failed"]):
-                raise RuntimeError(f"rank {store.get(f'{meeting}/failed').decode()} failed while this one waited for it")
+                raise LostPeerError(f"rank {store.get(f'{meeting}/failed').decode()} failed while this one waited for it")
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
             there = store.add(meeting, 0)
@@ -146,11 +150,13 @@ class Group:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank was lost.
+    """Whether a collective, or a wait for another rank, failed because that rank was lost.
 
     Some backends raise a class of torch. Gloo raises a RuntimeError: the innermost frame decides, or in a backward pass, which
     has no Python frames, the file that gloo names.
     """
+    if isinstance(error, LostPeerError):
+        return True
     if type(error).__module__.startswith("tensorflow."):  # of its own collectives
         return type(error).__name__ in ("AbortedError", "CancelledError", "UnavailableError")
     if not (isinstance(error, RuntimeError) and dist.is_initialized()):

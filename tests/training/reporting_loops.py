@@ -60,6 +60,13 @@ def no_better(config):
             raise RuntimeError("killed")
 
 
+def links(config):
+    """Reports a folder in which one entry is a link to another folder."""
+    with tempfile.TemporaryDirectory() as real, tempfile.TemporaryDirectory() as folder:
+        os.symlink(real, os.path.join(folder, "optimizer"))
+        ray.train.report({"loss": 1.0}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
 def big(config):
     """Reports one folder of `megabytes`, in five files."""
     with tempfile.TemporaryDirectory() as folder:

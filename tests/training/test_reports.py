@@ -8,17 +8,21 @@ import os
 import resource
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import PIL.Image
 import pytest
+import torch
 from ray.train.v2.api.context import LocalTrainContext
 
 from penstock.errors import SpecError, TrainingError
 from penstock.storage import Storage
+from penstock.stores import store_problem
 from penstock.training.checkpoint import store as store_module
 from penstock.training.checkpoint.manifest import StoredFile
 from penstock.training.checkpoint.outcome import job_checkpoints
@@ -28,8 +32,8 @@ from penstock.training.events import Event, Notice, Point, Reported, Shown, Warn
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
 from penstock.training.job import CallbackCode, TrainJob
 from penstock.training.on_ray.worker import RankResult
-from penstock.training.ranks import Group
-from penstock.training.session.reported import file_name
+from penstock.training.ranks import Group, is_lost_peer
+from penstock.training.session.reported import file_name, sort_values
 from penstock.training.session.session import Session
 from penstock.training.spec import TrainSpec
 from tests.training.digits import ListClient, make_job, train_alone
@@ -115,6 +119,49 @@ def test_early_stopping_ends_loop_also_after_resume(tmp_path: Path) -> None:
         run_alone(stops_early(tmp_path / "parts", dies_after=4))
     parts = run_alone(stops_early(tmp_path / "parts", attempt=2))
     assert (parts.status, parts.resumed_from_step, parts.state.step) == ("finished", 5, 6)
+    again = run_alone(stops_early(tmp_path / "whole", attempt=2))
+    assert (again.status, again.state.step) == ("finished", 6), "killed before the stage's record"
+    longer = run_alone(stops_early(tmp_path / "parts", attempt=3, patience=4))
+    assert (longer.status, longer.state.step) == ("finished", 7), "another setting is another end"
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_metric_of_early_stopping_nobody_reports_is_warned(tmp_path: Path) -> None:
+    client, job = ListClient(), stops_early(tmp_path)
+    run_alone(replace(job, callbacks=(CallbackCode("early_stopping", {"metric": "los", "patience": 1}),)), client)
+    warned = [event.message for event in client.events if isinstance(event, Warned)]
+    assert warned == ["train.callbacks: early_stopping watches 'los', and rank 0 has not reported it"]
+
+
+def fails_on_rank_1(group: Group, job: TrainJob) -> tuple[str, bool]:
+    def copy(folder: Storage, file: str, source: Path) -> StoredFile:
+        raise store_problem("s3://b/x", OSError("Connection was closed"))
+
+    try:
+        with mock.patch.object(store_module, "_copy", copy) if group.rank == 1 else nullcontext():
+            of_two(group, job)
+    except Exception as error:
+        return type(error).__name__, is_lost_peer(error)
+    raise AssertionError("nothing failed")
+
+
+def test_failing_store_of_a_rank_is_not_the_users_error(tmp_path: Path) -> None:
+    ended = run_ranks(fails_on_rank_1, 2, loop_job(tmp_path, "by_rank", file=FILE))
+    assert ended == [("LostPeerError", True), ("ServiceError", False)]
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_link_to_folder_in_reported_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'optimizer' in the folder .* is a link that does not lead to a file"):
+        run_alone(loop_job(tmp_path, "links", file=FILE))
+
+
+def test_values_of_size_one_of_any_type_are_sorted() -> None:
+    values = {"word": np.str_("cat"), "odd": "a\ud800", "when": np.datetime64("2026-01-01"), "one": np.array([2])}
+    values |= {"complex": torch.tensor(1j), "half": torch.tensor([0.5], dtype=torch.bfloat16), "object": np.array([None])}
+    found = sort_values(values, draw=True)
+    assert found.texts == {"word": "cat", "odd": "a?"} and found.files == {"word.txt": b"cat", "odd.txt": b"a?"}
+    assert found.numbers == {"one": 2.0, "half": 0.5} and {*found.left} == {"when", "complex", "object"}
 
 
 @pytest.mark.usefixtures("without_ray")

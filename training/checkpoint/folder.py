@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from penstock.digest import digest_of
+from penstock.errors import SpecError
 from penstock.storage import Storage
 
 __all__ = ["FOLDER", "fetch_folder", "files_in", "folder_digest", "kept_name"]
@@ -15,8 +16,19 @@ FOLDER = "folder"
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """Return every file, hidden ones too: relative path -> path."""
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return every file, hidden ones too: relative path -> path.
+
+    Raises:
+        SpecError: a link leads to a folder or nowhere, so that what it stands for would be missing.
+    """
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    for name, path in paths.items():
+        if path.is_symlink() and not path.is_file():
+            raise SpecError(
+                f"{name!r} in the folder {folder} is a link that does not lead to a file; links to single files alone are kept",
+                next_step="put the files themselves into the folder: shutil.copytree copies what a link leads to",
+            )
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
 def kept_name(name: str, separate: Collection[str]) -> str:

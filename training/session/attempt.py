@@ -28,7 +28,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
-from penstock.training.events import Resumed
+from penstock.training.events import Notice, Resumed
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import EventSender, MailboxClient
 from penstock.training.loop.observer import open_first_rank
@@ -178,7 +178,9 @@ def run_session(
         _install(session, group, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
         seed_rng(job.seed)  # equal weights on every rank, as in a recipe
-        finished, returned = _run_to_end(job, loop, session)
+        if session.ended_before and sender is not None:
+            sender.post(Notice(message=f"nothing to train: early_stopping ended it at step {start.state.step:,}"))
+        finished, returned = (True, []) if session.ended_before else _run_to_end(job, loop, session)
         written = writer.wait() if writer is not None else None
     name = written or start.result.checkpoint
     if finished and group.from_first(name is None):

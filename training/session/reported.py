@@ -65,11 +65,13 @@ def sort_values(metrics: Mapping[str, Any], *, draw: bool) -> Sorted:
                 f"ray.train.report: {name!r} begins with {' or '.join(OWN_PREFIXES)}, which are penstock's own values",
                 next_step="rename the value",
             )
-        if _is_number(value):
-            found.numbers[name] = float(value)
-        elif isinstance(value, str):
-            found.texts[name] = value if len(value) <= _MOST_LETTERS else f"{value[:_MOST_LETTERS]}..."
-            found.files[f"{name}.txt"] = value.encode()
+        if isinstance(value, str):  # first, for NumPy's strings have a dtype
+            content = value.encode(errors="replace")
+            text = content.decode()
+            found.texts[name] = text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+            found.files[f"{name}.txt"] = content
+        elif _is_number(value):
+            found.numbers[name] = float(value.item() if hasattr(value, "item") else value)
         elif (drawn := _drawn(name, value, draw)) is not None:
             found.files[f"{name}.png"] = drawn
         else:
@@ -85,8 +87,12 @@ def sort_values(metrics: Mapping[str, Any], *, draw: bool) -> Sorted:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)
+        return value.numel() == 1 and not value.is_complex()
+    if isinstance(value, numbers.Real):
+        return True
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    # JAX's bfloat16 has the kind V, as NumPy's records have.
+    return getattr(value, "size", 0) == 1 and (kind in set("fiub") or (kind == "V" and value.dtype.name.startswith("bfloat")))
 
 
 def _drawn(name: str, value: Any, draw: bool) -> bytes | None:

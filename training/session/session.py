@@ -49,7 +49,7 @@ __all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
 
 GENERATORS = "generators.safetensors"
 """Holds `ranks`, each rank's random generators, uint8[ranks, n]; `batches` and `reports`, how many the loop has taken and made;
-`seconds` of training; `patience`, the state of early stopping."""
+`seconds` of training; `patience`, the state of early stopping; `ended`, whether it has ended training."""
 
 MOST_FILES = 1000
 """Images, texts and histograms of reports that an attempt sends to the tracker."""
@@ -126,6 +126,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._files, self._left, self._unseen = 0, set[str](), {*job.spec.report}
         self._early, self._early_metric = _early_stopping(job)
         self._ends_early = False
+        self.ended_before = False
+        """Whether early stopping, with the same settings, ended training at the checkpoint."""
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is None and job.spec.start_from is not None and not knows_epochs:
@@ -139,6 +141,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._earlier_s = float(there["seconds"])
             if self._early is not None and len(patience := there["patience"].tolist()):
                 self._early.load_state_dict({"best": patience[0], "since": int(patience[1])})
+            same = checkpoint.manifest.settings.get("train.callbacks") == job.settings.get("train.callbacks")
+            self.ended_before = bool(there["ended"]) and same
             if checkpoint.manifest.world_size == group.world_size:
                 self._generators = there["ranks"][group.rank]
 
@@ -363,6 +367,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         everyones = self.meet("has ended", returned=returned)
         if self._sender is not None and self._unseen:
             self._sender.post(Warned(message=f"train.report: {', '.join(sorted(self._unseen))}: no rank has reported it"))
+        if self._sender is not None and self._early is not None and self._early.state_dict()["best"] is None:
+            watched = f"early_stopping watches {self._early_metric!r}, and rank 0 has not reported it"
+            self._sender.post(Warned(message=f"train.callbacks: {watched}"))
         return [each["returned"] for each in everyones]
 
     def _wait_for_ranks(self, act: str) -> None:
@@ -488,6 +495,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             "batches": torch.tensor(self._step),
             "reports": torch.tensor(self._reports),
             "seconds": torch.tensor(self._earlier_s + time.monotonic() - self._since_s, dtype=torch.float64),
+            "ended": torch.tensor(self._ends_early),
             "patience": torch.tensor([*best.values()] if best.get("best") is not None else [], dtype=torch.float64),
         }
         digest = self._digest({file.removeprefix(f"{FOLDER}/"): stored.digest for file, stored in placed.items()})
