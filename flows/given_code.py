@@ -505,9 +505,11 @@ class _Stripped(ast.NodeTransformer):
         node.annotation = None
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         node.annotation = ast.Constant(None)
@@ -517,9 +519,11 @@ class _Stripped(ast.NodeTransformer):
 class _WithoutBodies(ast.NodeTransformer):
     """Leaves out what runs only when a function is called."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
         node.body = [ast.Pass()]
         return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         node.body = ast.Constant(None)

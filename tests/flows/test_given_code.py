@@ -251,6 +251,7 @@ def test_local_of_the_function_around_is_refused(above: str, body: str, notebook
 def test_name_that_is_not_there_is_refused(notebook: Notebook, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train needs 'absent', .* not defined"):
         captured(notebook.run("def train(config):\n    return absent\n").train, tmp_path)
+    captured(notebook.run("async def train(config: absent) -> absent:\n    pass\n").train, tmp_path)
 
 
 def test_none_and_submodules_travel(notebook: Notebook, tmp_path: Path) -> None:
