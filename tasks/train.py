@@ -55,6 +55,9 @@ __all__ = [
 ]
 
 
+_TEXTS = (".json", ".txt", ".yaml", ".yml")
+"""Files of a folder of a checkpoint that may hold secrets, such as an address."""
+
 SHOWN_BYTES = 4 << 20
 """Largest folder of a function whose files are copied to the tracked run."""
 
@@ -169,7 +172,11 @@ def _show_folders(ctx: RunContext, store: CheckpointStore, names: Mapping[str, s
             ctx.tracker.log_text(f"checkpoint/{which}.txt", f"{checkpoint.storage.uri(FOLDER)}\n")
             continue
         for name in files:
-            ctx.tracker.log_figure(name.replace(FOLDER, f"checkpoint/{which}", 1), checkpoint.storage.read_bytes(name))
+            shown, content = name.replace(FOLDER, f"checkpoint/{which}", 1), checkpoint.storage.read_bytes(name)
+            if name.lower().endswith(_TEXTS):
+                ctx.tracker.log_text(shown, content.decode(errors="replace"))  # which hides secrets
+            else:
+                ctx.tracker.log_figure(shown, content)
 
 
 def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:

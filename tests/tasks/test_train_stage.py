@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,15 @@ from penstock.errors import CheckpointError, Interrupted, PenstockError, Service
 from penstock.flows.spec_file import load_spec
 from penstock.progress import silent
 from penstock.tasks.stage import VerifyContext
-from penstock.tasks.train import STAGE, best_warning, newest_shown
+from penstock.tasks.train import STAGE, _show_folders, best_warning, newest_shown
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
-from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
 from penstock.training.events import Event, Reported
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import BestSpec
+from penstock.training.tracking.tracker import Tracker
 from tests.drills.project import make_project
 from tests.training.digits import make_job
 
@@ -118,6 +120,25 @@ def test_record_with_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     seen.run_storage.delete("checkpoints")
     assert STAGE.verify(seen, output) == f"checkpoint {output['checkpoint']}: manifest.json is missing"
     assert STAGE.verify(seen, {**output, "checkpoint": None}) == "it names no checkpoint"
+
+
+def test_texts_of_a_shown_folder_hide_secrets(tmp_path: Path) -> None:
+    content = b"http://a:canary@h \xff"
+    files = {f"folder/{name}": tmp_path / name for name in ("config.json", "notes.TXT", "a.yaml", "b.yml", "w.pt")}
+    for file in files.values():
+        file.write_bytes(content)
+    shown: dict[str, bytes] = {}
+    ctx = context(tmp_path, Trains("finished", saves=False))
+    store = job_checkpoints(make_job(tmp_path, run="runs/run"))
+    facts = CheckpointFacts(step=7, epoch=1, position=0, world_size=1, identity={})
+    name = store.new_name(7)
+    store.write(Snapshot(facts, {}, lambda: "digest", Placed(name, store.place(name, files))))
+    ctx.tracker = SimpleNamespace(_artifact=shown.__setitem__)
+    ctx.tracker.log_text = partial(Tracker.log_text, ctx.tracker)
+    ctx.tracker.log_figure = partial(Tracker.log_figure, ctx.tracker)
+    _show_folders(ctx, store, {"last": name})
+    assert shown.pop("checkpoint/last/w.pt") == content and len(shown) == 4
+    assert not any(b"canary" in text for text in shown.values())
 
 
 def test_train_facts_name_registered_step() -> None:
