@@ -45,9 +45,14 @@ _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
 _PARAMETER = re.compile(
     r"(?i)(?:(?<![a-z0-9_])|(?<=%3B|%26))(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|X-Goog-Signature"
     r"|sig|signature|(?:access_?|auth_?|id_?|refresh_?)?token|api_?key|(?:ssl_?)?password|passwd|passcode|pass|pwd|auth"
-    r"|(?:private_key_)?passphrase|(?:client[_-]?)?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)['\"{]?((?:(?!%3B|%26)[^&;\s\"'<>*])+)"
+    r"|(?:private_key_)?passphrase|(?:client[_-]?)?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)"
+    r"(?:'((?:\\.|[^'\\\n])+)'|\"((?:\\.|[^\"\\\n])+)\"|\{((?:\}\}|[^}\n])+)\}[^&;\s\"'<>*,)\]}]*"
+    r"|['\"{]?((?:(?!%3B|%26)[^&;\s\"'<>*])+))"
 )
-"""A secret in a URL's query or a connection string, which may stand in a query itself, quoted."""
+"""A secret in a URL's query or a connection string, which may stand in a query itself, quoted. The last group that matched is
+the secret, the whole of one in quotes or braces."""
+_NO_VALUE = ("auth", "pass")
+"""Parameters whose values may be harmless words (`auth=disabled`), which other texts hold, too."""
 _WEBHOOK = re.compile(
     r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/webhookb2/)[^\s\"'<>]+"
 )
@@ -129,7 +134,7 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
             found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
         if "://" in value:
             found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
-        found += [secret for _, secret in _PARAMETER.findall(value)]
+        found += [each[each.lastindex or 0] for each in _PARAMETER.finditer(value) if each[1].lower() not in _NO_VALUE]
     return {
         form for secret in found if len(secret) >= _MIN_LENGTH for form in (secret, quote(secret, safe=""), unquote(secret))
     }

@@ -69,7 +69,12 @@ def requests_error() -> Exception:
         "host=db user=alice password=canary dbname=shop",
         "AccountName=shop;AccountKey=canary0123==;EndpointSuffix=core.windows.net",
         "host=db password='canary' dbname=shop",
+        "host=db password='my own canary' dbname=shop",
+        r"host=db password='it\'s a canary' dbname=shop",
+        'connect(token="a very good canary")',
         "Driver={x};Uid=alice;Pwd={canary};",
+        "Driver={x};Uid=alice;Pwd={a;canary};",
+        "Driver={x};Uid=alice;Pwd={a}};canary}canary;x=1",
         "snowflake://db/?private_key_passphrase=canary",
         "https://host/x?auth=canary&client-secret=canary",
         "https://storage.googleapis.com/b/k?X-Goog-Signature=canary",
@@ -135,6 +140,16 @@ def test_redact_text_keeps_harmless_text(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/account.json")
     text = "short: /home/alice/project, /etc/keys/account.json, http://127.0.0.1:5000/a@b, basic understanding"
     assert redact_text(text) == text
+
+
+def test_text_beside_a_quoted_secret_is_kept() -> None:
+    assert redact_text("password='' user='ann' password='a b' port='5'") == "password='' user='ann' password=*** port='5'"
+    assert redact_text("run('x password=a') and ('y')") == "run('x password=***') and ('y')"
+
+
+def test_word_after_auth_in_a_variable_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP", "mode=1;auth=disabled;pass=required;password='vault 0815';")
+    assert redact_text("disabled, required, vault 0815") == "disabled, required, ***"
 
 
 def test_first_line_cuts_after_redaction() -> None:
