@@ -49,12 +49,14 @@ class PenstockError(Exception):
         result: what an attempt reached before this error ended it; see flows/run/close_attempt.py.
         parts: the errors that it combines; empty for a single one.
         transient: the fault may be gone at another try, so that the workers of a training are started again for it.
+        retried: `train.retries` restarts met it, so that the stage is not run again for it.
     """
 
     exit_code = 1
     usual_next_step = ""
     """The next step of an error that has none of its own and ends a command."""
     transient = False
+    retried = False
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
         self.message = redact_text(message)

@@ -215,7 +215,7 @@ def _is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bo
     """Retry what another try may mend: a store or server that was away. Our own findings stay as they are."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, ServiceError):
-        return True
+        return not error.retried
     if isinstance(error, PenstockError):
         return False
     return isinstance(error, ConnectionError | TimeoutError)

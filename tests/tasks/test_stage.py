@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,9 @@ import httpx
 import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Failed
 
+from penstock.errors import ServiceError
 from penstock.tasks import register, stage
 from penstock.tasks.context import RunContext, StageOutcome
 from tests import ROOT
@@ -139,3 +142,11 @@ def test_data_error_is_not_retried(tmp_path: Path) -> None:
     found = perform(tmp_path, "DataError", failures=1)
     assert found["ends"][0] == ["Failed", None]
     assert found["calls"] == 3  # one that failed, one that succeeded, none for the reuse, one after the data were removed
+
+
+def test_store_error_after_restarts_is_not_retried() -> None:
+    error = ServiceError("the store was away")
+    stage_fails: Any = partial(stage._is_transient, cast("Any", None), cast("Any", None), Failed(data=error))
+    assert stage_fails()
+    error.retried = True
+    assert not stage_fails()

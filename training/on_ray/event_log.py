@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from penstock.errors import PenstockError, TrainingError
+from penstock.errors import PenstockError, ServiceError, TrainingError
 from penstock.machine.stopping import stop_behind
 from penstock.messages import describe_error
 from penstock.training.checkpoint.outcome import outcome_of
@@ -142,6 +142,7 @@ class EventLog:
         reported: Mapping[int, Exception] = getattr(raised, "worker_failures", {})
         silent = sorted(rank for rank in reported if rank not in self._failures)
         first = next(iter(self._failures.values()), None)
+        known: PenstockError | None = None
         details: list[str] = []
         if silent:
             after = "before a step was done" if self._step is None else f"after step {self._step:,}"
@@ -152,18 +153,20 @@ class EventLog:
         elif first is not None:
             lines = first.text.strip().splitlines()
             cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
-            if isinstance(first.error, PenstockError):
-                cause, details = f"rank {first.rank}: {first.error.message}", list(first.error.problems)
+            if isinstance(first.error, PenstockError):  # a restart could have helped
+                known = first.error
+                cause, details = f"rank {first.rank}: {known.message}", list(known.problems)
         else:
             cause = f"{type(raised).__name__}: {raised}"
         if self._stalled is not None and self._stalled.blamed:  # the error is of a rank that waited for the stuck one
             details = [f"in the end {cause}", *details]
-            cause = f"no step was done while {self._stalled.blamed}"
+            cause, known = f"no step was done while {self._stalled.blamed}", None
         others = len({*reported, *self._failures}) - 1
         more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
         tries = f" after {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
-        return TrainingError(
-            f"training failed{tries}: {cause}{more}",
-            problems=details,
-            next_step="run the same command again; it continues from the newest checkpoint, or begins anew if there is none",
-        )
+        kind = ServiceError if isinstance(known, ServiceError) else TrainingError
+        again = "run the same command again; it continues from the newest checkpoint, or begins anew if there is none"
+        next_step = known.next_step if known is not None and known.next_step else again
+        failed = kind(f"training failed{tries}: {cause}{more}", problems=details, next_step=next_step)
+        failed.retried = True
+        return failed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
+from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError, ServiceError, TrainingError
 from penstock.training.events import Event, Failure, Stalled, TrainProgress, WorkersStarting, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job
@@ -99,6 +99,17 @@ def test_an_error_of_ray_itself_is_shown(tmp_path: Path) -> None:
         error.next_step
         == "run the same command again; it continues from the newest checkpoint, or begins anew if there is none"
     )
+
+
+def test_store_that_stays_away_keeps_class_and_next_step(tmp_path: Path) -> None:
+    away = ServiceError("S3 fails", next_step="look at the store")
+    failed = Failure(rank=0, final=False, text="ServiceError: S3 fails", error=away)
+    error = attempt_after(tmp_path, started(0, 0), started(0, 1), failed).error(RuntimeError("x"))
+    assert (type(error), error.exit_code, error.next_step) == (ServiceError, 3, "look at the store")
+    assert error.message == "training failed after 1 restart: rank 0: S3 fails"
+    assert error.retried, "train.retries bounds the tries, and Prefect's retries of the stage do not multiply them"
+    stalled = attempt_after(tmp_path, Stalled(message="", blamed="rank 1 is in user code"), failed).error(RuntimeError("x"))
+    assert isinstance(stalled, TrainingError)
 
 
 @pytest.mark.parametrize("restart", [1, 2])
