@@ -312,7 +312,10 @@ class Storage:
         return {name.strip("/").removeprefix(base): int(info["size"] or 0) for name, info in entries.items()}
 
     def delete(self, path: str) -> None:
-        """Remove a file or a folder with all below it; nothing happens if it is not there."""
+        """Remove a file or a folder with all below it; nothing happens if it is not there.
+
+        On a store, a path that ends in .json, .jsonl or .txt is taken for a file: a folder of such a name stays.
+        """
         with contextlib.suppress(FileNotFoundError), self._translated(path):
             if not self.is_local:
                 fs, full = self._locate(path)
