@@ -68,7 +68,7 @@ class Stage:
         facts: key figures of the output, for people.
         verify: returns the problem with the data of a recorded output, or None; by default the record is all there is.
         as_of_now: the output of a reused stage as shown, updated where others may have changed it since (an alias).
-        publish: shows the output to the tracker; called in every attempt, reused or not.
+        publish: shows the output to the tracker, once it is recorded; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
 

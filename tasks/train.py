@@ -153,15 +153,25 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
     _check_ended_well(ctx, outcome)
-    if job.spec.checkpoint.keep == 0 and store.prune(ended=True):
-        outcome = outcome.model_copy(update={"checkpoint": chosen_checkpoint(outcome)})
-        ctx.tracker.checkpoints(store.committed())
+    if job.spec.checkpoint.keep == 0 and outcome.checkpoint in store.superfluous(ended=True):
+        outcome = outcome.model_copy(update={"checkpoint": chosen_checkpoint(outcome)})  # `_publish` deletes the other
     if job.spec.loop is not None:
         _show_folders(ctx, store, {"last": outcome.checkpoint, "best": outcome.best_checkpoint})
     if warning := best_warning(job.spec.checkpoint.best, outcome):
         ctx.warn(f"train: {warning}")
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
+
+
+def _publish(ctx: RunContext, output: dict[str, Any]) -> None:
+    """Delete with `keep: 0` what a continued training needs, now that the end is recorded, unless another attempt goes on."""
+    if ctx.project.spec.train.checkpoint.keep > 0 or ctx.stopping.lost is not None:
+        return
+    store = checkpoint_store(ctx.project, ctx.work_storage)
+    newest, writer = next(iter(store.committed()), None), store.newest_writer()
+    is_end = newest is not None and newest.manifest.step <= TrainOutcome.model_validate(output).step
+    if is_end and (writer is None or writer.attempt <= ctx.attempt.number) and store.prune(ended=True):
+        ctx.tracker.checkpoints(store.committed())
 
 
 def _show_folders(ctx: RunContext, store: CheckpointStore, names: Mapping[str, str | None]) -> None:
@@ -351,4 +361,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("train", _run, _facts, _verify, of_run=True)
+STAGE = Stage("train", _run, _facts, _verify, of_run=True, publish=_publish)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
+from penstock.errors import CheckpointError, Interrupted, LeaseHeldError, PenstockError, ServiceError
 from penstock.flows.spec_file import load_spec
 from penstock.progress import silent
 from penstock.tasks.stage import VerifyContext
-from penstock.tasks.train import STAGE, _show_folders, best_warning, newest_shown
+from penstock.tasks.train import STAGE, _show_folders, best_warning, checkpoint_store, newest_shown
+from penstock.tasks.train import make_job as stage_job
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
@@ -94,6 +96,26 @@ def test_start_weights_are_stored_until_first_checkpoint(tmp_path: Path) -> None
     begun.work_storage.delete(START)
     STAGE.run(begun)
     assert not begun.work_storage.exists(START), "what continues has weights of its own"
+
+
+@pytest.mark.parametrize(("lost", "later", "kept"), [(False, False, [3]), (True, False, [7, 3]), (False, True, [7, 3])])
+def test_keep_0_deletes_end_after_record_unless_taken_over(tmp_path: Path, lost: bool, later: bool, kept: list[int]) -> None:
+    ctx = context(tmp_path, Trains("finished", saves=True))
+    keep = ["train.checkpoint.keep=0", "train.checkpoint.best={metric: val/loss}"]
+    ctx.project.spec = load_spec(make_project(tmp_path / "keeping", files=1), keep).spec
+    store = checkpoint_store(ctx.project, ctx.work_storage)
+    identity = stage_job(ctx).identity
+    facts = CheckpointFacts(step=3, epoch=0, position=8, world_size=1, identity=identity, metrics={"val/loss": 1.0})
+    best = store.write(Snapshot(facts, {"weights": SavedBytes(b"w")}, lambda: "digest"))
+    output, _ = STAGE.run(ctx)
+    assert [each.state.step for each in store.committed()] == [7, 3], "a kill before the record goes on from the end"
+    assert output["checkpoint"] == output["best_checkpoint"] == best.name
+    if later:
+        store.take_over(Writer(2))
+    ctx.stopping.lost = LeaseHeldError("taken over", next_step="") if lost else None
+    STAGE.publish(ctx, output)
+    STAGE.publish(ctx, output)
+    assert [each.state.step for each in store.committed()] == kept
 
 
 def test_reports_reach_on_report_until_it_fails(tmp_path: Path) -> None:

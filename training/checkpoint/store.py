@@ -147,6 +147,11 @@ class CheckpointStore:
         if self._record is not None:
             self._fence.check(self.writer)
 
+    def newest_writer(self) -> Writer | None:
+        """Return the rank 0 that was started last; None before the first."""
+        newest = self._fence.newest()
+        return newest[0] if newest is not None else None
+
     @staticmethod
     def new_name(step: int) -> str:
         """Return a new name for a checkpoint of a step."""
@@ -291,14 +296,18 @@ class CheckpointStore:
             ended: training has come to its end: with `keep` 0 the model's checkpoint alone stays, the best one or the newest.
         """
         self.check_not_replaced()
+        dropped = self.superfluous(ended=ended)
+        for name in dropped:
+            self._remove(name)
+        return dropped
+
+    def superfluous(self, *, ended: bool = False) -> list[str]:
+        """Name the checkpoints that `prune` deletes."""
         committed = self.committed()
         best = _ranked(committed, self._best)[: self._keep_best]
         newest = committed[: self._keep if (ended and best) else max(1, self._keep)]
         kept = {checkpoint.name for checkpoint in [*newest, *best]}
-        dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
-        for name in dropped:
-            self._remove(name)
-        return dropped
+        return [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
 
     def clean(self, newest: Checkpoint | None) -> None:
         """Remove folders without a manifest, checkpoints that do not count, and all newer than `newest`.
