@@ -44,13 +44,13 @@ _PASSWORD = re.compile(r"://[^/\s@\"':]*:[^/\s\"']+@")
 _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
 _PARAMETER = re.compile(
     r"(?i)(?:(?<![a-z0-9_])|(?<=%3B|%26))(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|X-Goog-Signature"
-    r"|sig|signature|(?:access_?|auth_?|id_?|refresh_?)?token|api_?key|(?:ssl_?)?password|passwd|passcode|pass|pwd|auth"
-    r"|(?:private_key_)?passphrase|(?:client[_-]?)?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)"
+    r"|sig|signature|(?:access_?|auth_?|id_?|refresh_?)?token|api_?key|(?:ssl_?)?password|passwd|passcode|(?<!-)pass|pwd|(?<!-)auth"
+    r"|(?:private_key_)?passphrase|(?:client[_-]?)?secret|account_?key|shared_?access_?(?:key|signature))(?:=|%3D)(?!=)"
     r"(?:'((?:\\.|[^'\\\n])+)'|\"((?:\\.|[^\"\\\n])+)\"|\{((?:\}\}|[^}\n])+)\}[^&;\s\"'<>*,)\]}]*"
     r"|['\"{]?((?:(?!%3B|%26)[^&;\s\"'<>*])+))"
 )
 """A secret in a URL's query or a connection string, which may stand in a query itself, quoted. The last group that matched is
-the secret, the whole of one in quotes or braces."""
+the secret, the whole of one in quotes or braces. `google-auth==2.0` is a version."""
 _NO_VALUE = ("auth", "pass")
 """Parameters whose values may be harmless words (`auth=disabled`), which other texts hold, too."""
 _WEBHOOK = re.compile(

@@ -139,6 +139,7 @@ def test_redact_text_keeps_harmless_text(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PWD", "/home/alice/project")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/account.json")
     text = "short: /home/alice/project, /etc/keys/account.json, http://127.0.0.1:5000/a@b, basic understanding"
+    text += ", google-auth==2.62.2, requests-auth=1.0, api_key == None"
     assert redact_text(text) == text
 
 
