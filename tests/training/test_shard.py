@@ -304,8 +304,9 @@ import ray.train
 
 def train_func(config):
     train, valid = (ray.train.get_dataset_shard(name) for name in ("train", "valid"))
-    for epoch in range(2):
-        rows = ray.train.get_dataset_shard("holdout").iter_batches()
+    rows = ray.train.get_dataset_shard("holdout").iter_batches()
+    for epoch in range(config["epochs"]):
+        ray.train.get_dataset_shard("maybe")
     if config.get("more"):
         ray.train.get_dataset_shard("perhaps")
 
@@ -320,7 +321,7 @@ def test_dataset_that_nothing_gives_is_named_before_anything_runs(tmp_path: Path
     refuse_absent_datasets(code, ["train", "holdout"])
     with pytest.raises(SpecError, match=r"does not exist; there are train, test") as refused:
         refuse_absent_datasets(code, ["train", "test"])
-    assert refused.value.problems == ("loop.py:7: get_dataset_shard('holdout')",)
+    assert refused.value.problems == ("loop.py:6: get_dataset_shard('holdout')",)
 
 
 def of_ray(dotted: str) -> Any:

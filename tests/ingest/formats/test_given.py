@@ -112,13 +112,13 @@ def test_cluster_writes_a_ray_dataset_in_order_of_blocks(
 
     monkeypatch.setattr(ray, "get", counting)
     dataset = ray.data.range(4000, override_num_blocks=4).map_batches(second_block_first, batch_size=None, num_cpus=0.4)
-    storage = Storage(str(tmp_path / "storage"))
+    storage, before = Storage(str(tmp_path / "storage")), dataset.context.execution_options.preserve_order
     uri = keep_object(dataset, storage, "train")
     rows = ds.dataset(uri, format="ipc").to_table()
     assert rows["id"].to_pylist() == [*range(4000)] and rows["image"].type.shape == (8, 8)
     assert len([*Path(uri).iterdir()]) > 1 and fetched and max(fetched) < 50_000 < rows.nbytes
     assert keep_object(dataset, storage, "train") == uri and len(storage.list("sources")) == 1
-    assert not dataset.context.execution_options.preserve_order
+    assert dataset.context.execution_options.preserve_order == before
     with pytest.raises(DataError, match="gave no rows"):
         keep_object(dataset.filter(lambda row: False), storage, "train")
     assert len(storage.list("sources")) == 1

@@ -57,6 +57,7 @@ OF_FIELD: dict[str, set[StageName]] = {
 DECIDE_NOTHING = {
     *("storage", "stores", "tracking", "tune", "retention", "code"),
     *("train.retries", "train.wait_s", "train.stall_s", "train.checkpoint.keep", "train.checkpoint.keep_best"),
+    *("train.resources", "train.placement", "train.backend.timeout_s", "train.backend.init_method"),
     *("train.checkpoint.every_steps", "train.checkpoint.every_s", "train.checkpoint.every_epoch"),
 }
 """Fields that change how a command runs. What `code.files` and `tracking.registry` name counts, see test_keys.py."""
