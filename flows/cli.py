@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock import __version__
-from penstock.errors import PenstockError, PreflightError, SpecError
+from penstock.errors import PenstockError, PreflightError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, print_line, print_note
 from penstock.flows.looking_back import compare, log, report, rows, status, ui
 from penstock.flows.operating import clean, deploy, doctor, rollback
 from penstock.flows.options import HERE, File, Json, Set
 from penstock.machine.process import collect_rarely
 from penstock.messages import run_command
-from penstock.plugins import needed, optional
+from penstock.plugins import optional
 from penstock.tasks.stages import StageName
 from penstock.temporary import user_folder
 
@@ -107,14 +107,11 @@ def run(
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
     until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
-    folds: Annotated[bool, typer.Option("--folds", help="Train once for each of data.folds, and compare.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the pipeline, or continue it where it stopped."""
 
     def work() -> dict[str, Any]:
-        if folds:
-            return _folds(file, overrides or [], fresh=fresh, until=until)
         loaded = _read_spec(file, overrides)
         from penstock.flows.verbs.run import run_loaded
 
@@ -125,18 +122,8 @@ def run(
             print_note(f"all runs: {result['list_url']}")
         return result
 
-    command = run_command(file, overrides or [], *(["--folds"] if folds else []))
+    command = run_command(file, overrides or [])
     answer(work, as_json, again=command, run=command)
-
-
-def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
-    if until is not None:
-        raise SpecError("--until stops one run, and --folds makes several", next_step="leave one of them out")
-    make_sweep = needed("penstock.flows.tune.verb:make_sweep", "run --folds")
-    result: dict[str, Any] = make_sweep(file, overrides, fresh=fresh, folds=True)
-    page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-    print_note(f"see the folds: {page}")
-    return result
 
 
 def schema() -> None:

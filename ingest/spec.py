@@ -174,11 +174,6 @@ class DataSpec(Section):
     and files of other tools (`_SUCCESS`, `README`, `*.tmp`) are skipped; other skipped files are counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
-    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Cross-validation: the rows of `train` without the test rows are divided into so many folds, and one of them is
-    validation. `penstock run FILE --folds` trains once for each fold. `validation` then has only `by` or `stratify`."""
-    fold: NonNegativeInt = 0
-    """The fold that is validation, from 0."""
     test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     datasets: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], str] = Field(default_factory=dict)
@@ -240,25 +235,11 @@ class DataSpec(Section):
             raise ValueError("train is data.train, not a further dataset")
         return datasets
 
-    @model_validator(mode="before")
-    @classmethod
-    def _divide_folds_by_rows(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("folds") is not None and given.get("validation") is None:
-            return {**given, "validation": {}}
-        return given
-
     @model_validator(mode="after")
     def _has_a_size_for_each_split(self) -> DataSpec:
-        of_folds = self.validation if self.folds is not None else None
-        if self.folds is not None and (
-            not isinstance(of_folds, SplitRule) or of_folds.fraction is not None or of_folds.is_by_time
-        ):
-            raise ValueError("with folds, validation can have only by or stratify")
         for split, rule in split_rules(self).items():
-            if rule is not of_folds and rule.fraction is None and not rule.is_by_time:
+            if rule.fraction is None and not rule.is_by_time:
                 raise ValueError(f"{split} needs a fraction, or after or before")
-        if self.fold >= (self.folds or 1):
-            raise ValueError(f"fold {self.fold} of {self.folds or 'no'} folds; they are counted from 0")
         return self
 
     @model_validator(mode="after")

@@ -136,7 +136,6 @@ def test_core_alone_checks_the_tabular_template(core: Path, project: str) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
-        (("run", "--folds"), 3, "run --folds needs penstock.flows.tune.verb"),
         (("plan", "--set", "tune={space: {train.epochs: {choice: [1, 2]}}}"), 2, "tune: unknown key"),
         (("plan", "--set", "train.framework=xgboost"), 2, "no training framework 'xgboost'"),
     ],

@@ -27,7 +27,6 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.services import prepare_environment
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
 from penstock.flows.tune.driver import perform_trials, trials_at_once
-from penstock.flows.tune.folds import finish_folds, with_folds
 from penstock.flows.tune.space import check_space, tune_spec
 from penstock.flows.tune.summary import best_of, describe_trials, short
 from penstock.flows.tune.sweep import Sweep
@@ -55,7 +54,6 @@ class TuneRequest(BaseModel):
     file: str = Field(description="Path of the pipeline file.")
     overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `tune.trials=20`.")
     fresh: bool = Field(default=False, description="Start a new sweep instead of continuing the last one.")
-    folds: bool = Field(default=False, description="Train once for each of `data.folds` instead of the section `tune`.")
 
 
 @flow(name="penstock-tune", flow_run_name=name_at_begin, persist_result=False)
@@ -64,7 +62,6 @@ def tune(request: TuneRequest) -> State[Any]:
     prepare_environment()
     reporter = make_reporter()
     loaded = load_spec(request.file, request.overrides)
-    loaded = with_folds(loaded) if request.folds else loaded
     tune_section = tune_spec(loaded)
     check_space(loaded)
     project = loaded.project
@@ -80,7 +77,7 @@ def tune(request: TuneRequest) -> State[Any]:
             ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
         try:
             trials = _trials(ctx, loaded, tune_section, need_ray)
-            result = finish_folds(ctx, trials) if request.folds else _keep_best(ctx, loaded, tune_section, trials, ray_stack)
+            result = _keep_best(ctx, loaded, tune_section, trials, ray_stack)
         except BaseException as error:
             if stopping.lost is not None:  # the records are another process's now
                 ctx.tracker.close(None)

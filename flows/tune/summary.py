@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,14 +22,8 @@ def describe_sweeps(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, 
         trials, live = load_trials(ledger.storage, run.run), run.status == "running"
         section = run.spec.get("tune") or {}
         metric = str(section.get("metric", "val/loss"))
-        if [*section.get("space", {})] == ["data.fold"]:
-            best, values = None, [trial.value for trial in trials if trial.value is not None]
-            summary = _counts(trials, "fold", live=live)
-            if len(values) == len(trials) > 0:
-                summary += f": {metric} {statistics.fmean(values):.4g} on average"
-        else:
-            best = best_of(str(section.get("mode", "min")), trials)
-            summary = describe_trials(metric, trials, best, live=live)
+        best = best_of(str(section.get("mode", "min")), trials)
+        summary = describe_trials(metric, trials, best, live=live)
         states = _states(trials, live=live)
         shown = {"trials": len(trials), "states": dict(Counter(states)), "metric": metric, "summary": summary}
         found[run.run] = {"sweep": {**shown, "best": None if best is None else _fields(best)}}
@@ -55,7 +48,9 @@ def describe_trials(metric: str, trials: Sequence[Trial], best: Trial | None, *,
     Args:
         live: a process works on those that have not ended.
     """
-    counts = _counts(trials, "trial", live=live)
+    states = Counter(_states(trials, live=live))
+    ended = ", ".join(f"{states[state]} {state}" for state in (*_STATES.values(), "running") if state in states)
+    counts = counted(len(trials), "trial") + (f" ({ended})" if ended else "")
     if best is None:
         return counts
     values = ", ".join(f"{key} {short(value)}" for key, value in best.values.items())
@@ -74,9 +69,3 @@ def _fields(trial: Trial) -> dict[str, Any]:
 def _states(trials: Sequence[Trial], *, live: bool) -> list[str]:
     """Return how each trial has ended; one without a process was cut, and continues with the next command."""
     return ["running" if live and trial.state == "running" else _STATES[trial.state] for trial in trials]
-
-
-def _counts(trials: Sequence[Trial], one: str, *, live: bool) -> str:
-    states = Counter(_states(trials, live=live))
-    ended = ", ".join(f"{states[state]} {state}" for state in (*_STATES.values(), "running") if state in states)
-    return counted(len(trials), one) + (f" ({ended})" if ended else "")

@@ -10,7 +10,6 @@ from typing import Any
 from penstock.flows.preflight.checks import Preflight
 from penstock.flows.servers.services import prefect_api, prepare_environment
 from penstock.flows.spec_file import load_spec
-from penstock.flows.tune.folds import with_folds
 from penstock.flows.verbs.run import raise_interrupted_on_stop
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -21,21 +20,19 @@ from penstock.tasks.records.ledger import sweep_lease_path
 __all__ = ["make_sweep"]
 
 
-def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, folds: bool = False) -> dict[str, Any]:
+def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False) -> dict[str, Any]:
     """Make or continue the sweep of a pipeline in this process and return what `penstock tune --json` prints.
 
     Args:
         file: the pipeline file, or its folder.
         overrides: changes of single values, such as `tune.trials=20`.
         fresh: start a new sweep instead of continuing the last one.
-        folds: train once for each of `data.folds`, as `penstock run --folds` does, instead of the section `tune`.
 
     Raises:
         PenstockError: what stopped the sweep.
     """
     prepare_environment()
     loaded = load_spec(Path(file), list(overrides))
-    loaded = with_folds(loaded) if folds else loaded
     Preflight(loaded).ahead()
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
@@ -48,5 +45,5 @@ def make_sweep(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool =
         from penstock.flows.tune.flow import TuneRequest
         from penstock.flows.tune.flow import tune as tune_flow
 
-        request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh, folds=folds)
+        request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh)
         return flow_result(lambda: tune_flow(request, return_state=True))

@@ -145,7 +145,7 @@ class SourceFile(Section):
     name: str
     """Path relative to the location's root, with `/`."""
     strata: dict[str, tuple[float, ...]] | None = None
-    """Where rules have `stratify`: for each class of the file, where its splits or folds end (penstock.ingest.read.strata)."""
+    """Where rules have `stratify`: for each class of the file, where its splits end (penstock.ingest.read.strata)."""
     location: Split
     """Which of `data.train`, `data.validation`, `data.test` the file was found under."""
     size_bytes: int

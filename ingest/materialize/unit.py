@@ -142,8 +142,6 @@ def unit_key(job: UnitJob) -> str:
     of = job.preparation
     data = of.data
     rules: dict[str, Any] = {name: rule.model_dump(mode="json") for name, rule in split_rules(data).items()}
-    if data.folds is not None:
-        rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     if format_of(data).is_kept:
         read.pop(data.format, None)  # these options select rows; they do not change how the kept files are read

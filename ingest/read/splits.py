@@ -31,9 +31,8 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
     and f_test <= u < f_test + f_validation is validation. If the two rules hash different columns, validation has its own hash,
-    and its share is still of all rows; if test goes by time, its share is of the rows that test leaves. Of `data.folds` each is
-    an equal part of the rows that test leaves. With `stratify` the ends of these ranges are those of the row's file and class
-    (`SourceFile.strata`).
+    and its share is still of all rows; if test goes by time, its share is of the rows that test leaves. With `stratify` the
+    ends of these ranges are those of the row's file and class (`SourceFile.strata`).
 
     Args:
         files: of one location: the file of all rows, or the file of each (`RowBatch.files`).
@@ -80,15 +79,9 @@ def deals(data: DataSpec) -> list[Deal]:
     together = test is not None and validation is not None and test.by == validation.by
     if validation is not None:
         ends, codes, start = ([below], [_TEST], below) if together else ([], [], 0.0)
-        if data.folds is None:
-            share = validation.fraction or 0.0
-            ends.append(start + (share if together else share / (1.0 - below)))
-            codes.append(_VALIDATION)
-        else:
-            # The last end is not summed up: it must not fall below 1.
-            ends += [*(start + (1.0 - start) * fold / data.folds for fold in range(1, data.folds)), 1.0]
-            codes += [_VALIDATION if fold == data.fold else _TRAIN for fold in range(data.folds)]
-        found.append(Deal("validation", validation, tuple(ends), (*codes, _TRAIN)))
+        share = validation.fraction or 0.0
+        ends.append(start + (share if together else share / (1.0 - below)))
+        found.append(Deal("validation", validation, tuple(ends), (*codes, _VALIDATION, _TRAIN)))
     if test is not None and not together:
         found.append(Deal("test", test, (below,), (_TEST, _TRAIN)))
     return found

@@ -57,7 +57,7 @@ def with_strata(data: DataSpec, snapshot: SourceSnapshot, parallel: ParallelMap 
 def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: SourceFile) -> SourceFile:
     column, hashes, classes = deal.rule.stratify or "", [np.zeros(0)], [np.zeros(0, np.uint64)]
     by_time = isinstance(data.test, SplitRule) and data.test.is_by_time
-    only_test = data.model_copy(update={"validation": None, "folds": None})
+    only_test = data.model_copy(update={"validation": None})
     for batch in iterate_rows(data, snapshot, [file], _BATCH_ROWS):
         table = batch.table if batch.unreadable is None else batch.table.filter(batch.unreadable.is_null())
         if by_time:  # rows of the test split do not count for the shares

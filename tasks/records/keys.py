@@ -161,7 +161,6 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "label",
         "invalid",
         "duplicates",
-        "fold",
         "any_type",
         "datasets",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
@@ -181,7 +180,6 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "read": {**read, **source, "version.pyarrow": _version("pyarrow")},
         "preprocess": {
             "data.label": data.label,
-            **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
             **({"data.any_type": True} if data.any_type else {}),
             **images,

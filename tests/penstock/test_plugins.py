@@ -48,8 +48,8 @@ def test_place_of_a_plug_in_is_imported_or_missed() -> None:
 
     assert optional("collections:Counter") is needed("collections:Counter", "it") is Counter
     assert optional("penstock.no_such_folder.thing:Thing") is None
-    with pytest.raises(PreflightError, match=r"run --folds needs penstock\.no_such_folder\.thing"):
-        needed("penstock.no_such_folder.thing:Thing", "run --folds")
+    with pytest.raises(PreflightError, match=r"run --all needs penstock\.no_such_folder\.thing"):
+        needed("penstock.no_such_folder.thing:Thing", "run --all")
 
 
 def test_installed_package_adds_plug_in(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:

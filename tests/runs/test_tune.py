@@ -80,22 +80,3 @@ def test_repeated_tune_trains_nothing(swept: tuple[Path, dict[str, Any]]) -> Non
     assert again["trials"] == said["trials"]
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["model_uri"] == said["model_uri"]
-
-
-@pytest.mark.usefixtures("shared_prefect")
-@pytest.mark.drill
-def test_folds_train_once_and_end_in_a_table(tmp_path: Path) -> None:
-    file = create_project(tmp_path / "project", "tabular")[0].with_name("pipeline.yaml")
-    strata = ("data.validation={stratify: diagnosis}", "data.test.stratify=diagnosis")
-    changes = ("data.folds=3", *strata, "train.workers=1", "train.epochs=2")
-    command = ("run", str(file), "--folds", "--json", *(word for text in changes for word in ("--set", text)))
-    said = Command(*command).finish()
-    assert [fold["fold"] for fold in said["folds"]] == [0, 1, 2]
-    losses = [fold["metrics"]["val/loss"] for fold in said["folds"]]
-    assert len(set(losses)) == 3
-    assert said["metrics"]["val/loss"] == pytest.approx(sum(losses) / 3)
-    tracked = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db").get_run(said["mlflow_run_id"])
-    assert tracked.data.metrics["val/loss_std"] == pytest.approx(said["metrics"]["val/loss_std"])
-    assert len(list(file.parent.glob(".penstock/stages/read/*.json"))) == 1, "read once for all folds"
-    again = Command(*command).finish()
-    assert [fold["run"] for fold in again["folds"]] == [fold["run"] for fold in said["folds"]]

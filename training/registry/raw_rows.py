@@ -80,7 +80,7 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
     known = _SourceColumns(data, source, fitted)
     label_value = None if known.label is None or not example.num_rows else example.column(known.label)[0].as_py()
     return RawForm(
-        data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None, "folds": None, "fold": 0}),
+        data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None}),
         columns={field.name: type_text(field.type) for field in source},
         unneeded=tuple(sorted(known.unneeded)),
         nullable=tuple(sorted(known.nullable)),

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.errors import PreflightError, SpecError
 from penstock.flows.spec_file import as_override, load_spec
-from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -74,15 +73,6 @@ def test_override_keeps_the_value(tmp_path: Path, value: object) -> None:
     loaded = load_spec(make_project(tmp_path / "project", files=1))
     assert as_override("train.params.x", value).startswith("train.params.x=")
     assert load_trial(loaded, {"train.params.x": value}).spec.train.params == {"x": value}
-
-
-def test_folds_become_a_grid_and_need_data_folds(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "project", files=1)
-    with pytest.raises(SpecError, match=r"has no data\.folds"):
-        with_folds(load_spec(file))
-    tune = with_folds(load_spec(file, ["data.folds=4", "data.validation=null"])).spec.tune
-    assert tune is not None and tune.limit == 4
-    assert tune.space["data.fold"].options == [0, 1, 2, 3] and tune.metric == "val/loss"
 
 
 def test_trials_with_equal_rows_share_keys(tmp_path: Path) -> None:

@@ -268,7 +268,6 @@ CELLS = {
 RULES: dict[str, dict[str, Any]] = {
     "by rows": {"validation": {"fraction": 0.3}, "test": {"fraction": 0.3}},
     "stratified": {"validation": {"fraction": 0.3, "stratify": "p"}, "test": {"fraction": 0.3, "stratify": "p"}},
-    "folds": {"folds": 3, "fold": 1, "test": {"by": "id", "after": 20}},
 }
 
 

@@ -399,28 +399,6 @@ def test_what_has_no_place_in_time_is_an_error(values: list[Any], rule: dict[str
         split_codes(spec(validation={"by": "t", **rule}), pa.table({"t": values}), TRAIN)
 
 
-@pytest.mark.parametrize("how", [{}, {"by": "g"}, {"stratify": "y"}])
-@pytest.mark.parametrize("test", [None, 0.2])
-def test_each_row_is_validation_in_one_fold_and_groups_and_classes_are_kept(
-    how: dict[str, str], test: float | None, tmp_path: Path
-) -> None:
-    ids = np.arange(600)
-    write_files(tmp_path, {"a.parquet": pa.table({"id": ids, "g": ids // 4, "y": ids % 7 == 0})})
-    held_out = {} if test is None else {"test": {"fraction": test, **how}}
-    codes = np.array([codes_of(tmp_path, folds=5, fold=fold, validation=how, **held_out)["a.parquet"] for fold in range(5)])
-    is_test = (codes == 2).all(axis=0)
-    assert ((codes == 2).any(axis=0) == is_test).all(), "the same in all folds"
-    assert ((codes == 1).sum(axis=0) == np.where(is_test, 0, 1)).all()
-    sizes = (codes == 1).sum(axis=1)
-    assert sizes.min() > 0.5 * sizes.mean()
-    if how.get("by"):
-        groups = (codes == 1).reshape(5, -1, 4)
-        assert (groups.all(axis=2) == groups.any(axis=2)).all()
-    if how.get("stratify"):
-        of_class = (codes[:, ids % 7 == 0] == 1).sum(axis=1)
-        assert of_class.max() - of_class.min() <= 1
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -429,9 +407,6 @@ def test_each_row_is_validation_in_one_fold_and_groups_and_classes_are_kept(
         ({"validation": {"after": 1}}, "need a column of times or numbers"),
         ({"validation": {"after": float("inf"), "by": "t"}}, "inf is neither a time nor a finite number"),
         ({"validation": {"fraction": 0.1, "by": "g", "stratify": "y"}}, "stratify needs by: row"),
-        ({"folds": 3, "validation": {"fraction": 0.1}}, "with folds, validation can have only"),
-        ({"folds": 3, "validation": "other"}, "with folds, validation can have only"),
-        ({"folds": 3, "fold": 3}, "fold 3 of 3 folds"),
     ],
 )
 def test_rules_that_say_nothing_clear_are_refused(options: dict[str, Any], said: str) -> None:

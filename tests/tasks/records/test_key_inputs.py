@@ -40,7 +40,6 @@ OF_FIELD: dict[str, set[StageName]] = {
     "data.label": {"preprocess", "register"},
     "data.invalid": {"preprocess"},
     "data.any_type": {"preprocess"},
-    "data.fold": set(),  # without `folds`
     "data.images": {"preprocess", "register"},
     "data.quarantine": {"materialize"},
     "data.duplicates": {"materialize"},
