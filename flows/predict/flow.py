@@ -17,6 +17,7 @@ from prefect import State, flow
 from prefect.states import Cancelled, Completed
 
 from penstock.errors import Interrupted, PenstockError, PreflightError
+from penstock.flows.predict.pool import ray_pool
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.preflight.nodes import refuse_unfit_nodes
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
@@ -25,7 +26,6 @@ from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import prepare_environment, ray_cluster
 from penstock.ingest.files.listing import Listing, SourceFile
 from penstock.ingest.formats.kept import forget_others, list_kept
-from penstock.ingest.ray_tasks import ray_pool
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from penstock.errors import DataError, PreflightError, ServiceError
-from penstock.ingest.ray_tasks import raising_ours, ray_map, ray_pool, ray_streams
+from penstock.ingest.ray_tasks import raising_ours, ray_map, ray_streams
 from tests import ROOT
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 
@@ -63,18 +63,17 @@ def test_task_output_is_printed_without_secrets(capsys: pytest.CaptureFixture[st
     def stream(item: int) -> Iterator[str]:
         yield tell(item)
 
-    files = {1: next(ray_map(tell, [1])), 2: next(ray_pool(lambda: tell, [2], processes=1))}
-    files[3] = ray.get(next(next(ray_streams(stream, [3]))))
+    files = {1: next(ray_map(tell, [1]))}
+    files[2] = ray.get(next(next(ray_streams(stream, [2]))))
     for item, file in files.items():
         text = Path(file).read_text()
         assert f"connected with http://***@host/{item}\n" in text and "canary" not in text
-    for failing in (lambda: ray_map(tell, [4]), lambda: ray_pool(lambda: tell, [5], processes=1)):
-        with pytest.raises(Exception, match="refused"):
-            list(failing())
+    with pytest.raises(Exception, match="refused"):
+        list(ray_map(tell, [4]))
     here = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  warnings.warn")]
     told = [re.sub(r".*: (?=UserWarning)", "", line) for line in here]
     assert told == [
-        line for n in (1, 2, 4, 5) for line in (f"connected with http://***@host/{n}", f"UserWarning: old {n}", f"slow {n}")
+        line for n in (1, 4) for line in (f"connected with http://***@host/{n}", f"UserWarning: old {n}", f"slow {n}")
     ]
 
 
@@ -83,45 +82,11 @@ def test_an_unexpected_error_keeps_its_message() -> None:
         list(ray_map(lambda item: {}["surprise"], [1]))
 
 
-def test_pool_makes_function_once_per_process_and_restart(tmp_path: Path) -> None:
-    def make() -> Callable[[int], int]:
-        (tmp_path / f"made-{os.getpid()}").touch()
-
-        def work(item: int) -> int:
-            if item == 3 and not (tmp_path / "died").exists():
-                (tmp_path / "died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return item * item
-
-        return work
-
-    assert sorted(ray_pool(make, list(range(8)), processes=2)) == [item * item for item in range(8)]
-    assert len(list(tmp_path.glob("made-*"))) == 3
-
-
-def test_pool_process_without_gpu_sees_none() -> None:
-    assert list(ray_pool(lambda: os.environ.get, ["CUDA_VISIBLE_DEVICES"], processes=1)) == [""]
-
-
-def test_pool_error_is_raised_unchanged() -> None:
-    def make() -> Callable[[int], int]:
-        raise DataError("no model", next_step="train one")
-
-    with pytest.raises(DataError, match="no model") as caught:
-        list(ray_pool(make, [1, 2, 3], processes=2))
-    assert caught.value.next_step == "train one"
-
-
 @pytest.mark.drill
 def test_process_that_always_dies_is_a_preflight_error() -> None:
-    ways = (
-        lambda: ray_map(os._exit, [3]),
-        lambda: ray_pool(lambda: os._exit, [3], processes=1),
-    )
-    for way in ways:
-        with pytest.raises(PreflightError, match="a process on the cluster died each time it was started") as told:
-            list(way())
-        assert told.value.next_step.startswith("check the memory of the nodes")
+    with pytest.raises(PreflightError, match="a process on the cluster died each time it was started") as told:
+        list(ray_map(os._exit, [3]))
+    assert told.value.next_step.startswith("check the memory of the nodes")
 
 
 def test_work_lost_by_ray_is_a_service_error() -> None:
@@ -198,7 +163,7 @@ def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STOPPING = """
 import ray
-from penstock.ingest.ray_tasks import ray_map, ray_pool, ray_streams
+from penstock.ingest.ray_tasks import ray_map, ray_streams
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
 for _ in range(600):
