@@ -68,6 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "training/tracking": ("training", "training/checkpoint"),
     "training/registry": ("training", "training/checkpoint", "training/tracking", "training/evaluation"),
+    "training/exporters": ("training",),
     "training/predict": ("training", "training/registry"),
     "tasks/stages.py": (),
     "tasks/prefect_away.py": (),

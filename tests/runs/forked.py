@@ -245,7 +245,7 @@ def _find_out_what_is_the_same_for_all() -> None:
     from mlflow.utils.requirements_utils import _init_packages_to_modules_map
 
     from penstock.flows.run.open_attempt import describe_environment
-    from penstock.training.evaluation.figures import figure_png, importance_figure
+    from penstock.training.exporters.figures import export_importance
     from penstock.training.tracking.registry import TRACKERS
 
     TRACKERS.get("mlflow")
@@ -253,7 +253,7 @@ def _find_out_what_is_the_same_for_all() -> None:
 
     describe_environment()
     _init_packages_to_modules_map()
-    figure_png(importance_figure({"a": 1.0}))
+    export_importance({"a": 1.0})
 
 
 _OF_WORKERS = (

@@ -1,4 +1,4 @@
 """How good is a model, in training and finished?
 
-Public: `metrics`, `validation` (in training), `evaluate` (a finished model), `figures`, `paired` (two models on the same rows).
+Public: `metrics`, `validation` (in training), `evaluate` (a finished model), `paired` (two models on the same rows).
 """

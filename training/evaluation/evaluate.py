@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import METRICS_OF, FeedSchema, Split
+from penstock.plugins import optional
 from penstock.progress import Progress, silent
 from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.validation import run_over
@@ -27,7 +28,6 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 
 __all__ = ["EvaluationResult", "RowResults", "Slice", "evaluate"]
-
 
 MAX_ROWS = 1_000_000
 """Rows of a split whose answers are recorded: the first ones in stored order, 20 bytes each."""
@@ -173,19 +173,14 @@ def evaluate(
         phase = METRICS_OF[split]
         result.undefined.update({f"{phase}/{name}": reason for name, reason in measured.undefined.items()})
         result.metrics.update(logged | {f"{phase}/{name}": value for name, value in values.items()})
-        if figures:
-            from penstock.training.evaluation import figures as draw  # matplotlib and scikit-learn take a second and a half
-
-            for name, figure in draw.draw_figures(schema, answers, split).items():
-                result.figures[f"{split}-{name}.png"] = draw.figure_png(figure)
-            if table := draw.class_table(schema, answers):
-                result.tables[f"{split}-classes"] = table
+        if figures and (export := optional("penstock.training.exporters.figures:export_split")) is not None:
+            drawn, tables = export(schema, answers, split)
+            result.figures.update(drawn)
+            result.tables.update(tables)
     if importance := model.importance():
         result.tables["feature_importance"] = {"column": list(importance), "share": list(importance.values())}
-        if figures:
-            from penstock.training.evaluation import figures as draw
-
-            result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
+        if figures and (export := optional("penstock.training.exporters.figures:export_importance")) is not None:
+            result.figures.update(export(importance))
     return result
 
 

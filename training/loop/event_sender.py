@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from penstock.machine.prints import KeptLines, copying_prints
 from penstock.messages import counted, describe_error
 from penstock.training.events import Event, Printed, TrainProgress, Warned
-from penstock.training.loop.machine_load import MachineSampler
 
 __all__ = ["EventSender", "MailboxClient", "sending_prints"]
 
@@ -32,16 +31,16 @@ class EventSender:
     Args:
         client: reaches the driver.
         interval_s: time between two deliveries.
-        sampler: its samples are delivered, too.
+        sample: returns further events to deliver, such as the load of the machine.
     """
 
     def __init__(
-        self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S, sampler: MachineSampler | None = None
+        self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S, sample: Callable[[], list[Event]] = list
     ) -> None:
         self.stop_requested = threading.Event()
         self._client = client
         self._interval_s = interval_s
-        self._sampler = sampler
+        self._sample = sample
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._closing = threading.Event()
@@ -64,7 +63,7 @@ class EventSender:
         closing = False
         while not closing:
             closing = self._closing.wait(self._interval_s)
-            for event in self._sampler.take() if self._sampler is not None else ():
+            for event in self._sample():
                 self.post(event)
             self._deliver()
 

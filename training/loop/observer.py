@@ -13,6 +13,7 @@ from typing import IO
 from torch import Tensor
 
 from penstock.ingest.feed.batch import Batch
+from penstock.plugins import optional
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
@@ -22,7 +23,6 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import EventSender, MailboxClient
-from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng
@@ -286,7 +286,8 @@ def open_first_rank(
     store.check_not_replaced()
     # Segments sealed beyond the checkpoint belong to steps that are now executed again.
     truncate_journal(job.run_storage, step)
-    sender = closes.enter_context(closing(EventSender(client, sampler=MachineSampler())))
+    sampler = optional("penstock.training.exporters.machine_load:MachineSampler")
+    sender = closes.enter_context(closing(EventSender(client, sample=list if sampler is None else sampler().take)))
     writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), sender.post)
     return sender, closes.enter_context(closing(writer))
 

@@ -24,7 +24,7 @@ from sklearn.metrics import (
 
 from penstock.ingest.schema import FeedSchema
 
-__all__ = ["MAX_MATRIX_CLASSES", "class_table", "draw_figures", "figure_png", "importance_figure"]
+__all__ = ["class_table", "draw_figures", "export_importance", "export_split", "figure_png", "importance_figure"]
 
 
 Columns = Mapping[str, NDArray[Any]]
@@ -46,6 +46,18 @@ MOST_COLUMNS = 30
 
 MOST_NUMBERED_CLASSES = 30
 """Above this, the cells of a confusion matrix are too small to hold a number."""
+
+
+def export_split(schema: FeedSchema, answers: Columns, split: str) -> tuple[dict[str, bytes], dict[str, dict[str, list[Any]]]]:
+    """Draw a model's answers on a split. Returns PNGs by file name, and tables by file name without suffix."""
+    drawn, table = draw_figures(schema, answers, split), class_table(schema, answers)
+    figures = {f"{split}-{name}.png": figure_png(figure) for name, figure in drawn.items()}
+    return figures, {f"{split}-classes": table} if table else {}
+
+
+def export_importance(shares: Mapping[str, float]) -> dict[str, bytes]:
+    """Draw the columns' importance. Returns the PNG by file name."""
+    return {"feature_importance.png": figure_png(importance_figure(shares))}
 
 
 def figure_png(figure: Figure, dpi: int = 140) -> bytes:

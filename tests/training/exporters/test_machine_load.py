@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from penstock.training.events import Event, MachineLoad, Warned
+from penstock.training.exporters.machine_load import MachineSampler
 from penstock.training.loop.event_sender import EventSender
-from penstock.training.loop.machine_load import MachineSampler
 from tests.training.digits import ListClient, make_job, train_alone
 
 
@@ -59,7 +59,7 @@ def test_sample_is_taken_when_due_and_failure_warns_once(monkeypatch: pytest.Mon
 
 
 def test_rank_0_samples_its_machine_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.training.loop.observer.MachineSampler", partial(MachineSampler, every_s=0.0))
+    monkeypatch.setattr("penstock.training.exporters.machine_load.MachineSampler", partial(MachineSampler, every_s=0.0))
     client = ListClient()
     train_alone(make_job(tmp_path, max_steps=2), client)
     assert any(isinstance(event, MachineLoad) for event in client.events)
@@ -73,7 +73,7 @@ def test_samples_travel_with_the_events_of_rank_0() -> None:
             delivered.extend(events)
             return bool(events)
 
-    sender = EventSender(Client(), interval_s=0.001, sampler=MachineSampler(every_s=0.01))
+    sender = EventSender(Client(), interval_s=0.001, sample=MachineSampler(every_s=0.01).take)
     assert sender.stop_requested.wait(60)
     sender.close()
     assert isinstance(delivered[0], MachineLoad)
