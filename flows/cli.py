@@ -20,9 +20,7 @@ import typer
 from penstock import __version__
 from penstock.errors import PenstockError, PreflightError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, print_line, print_note
-from penstock.flows.looking_back import compare, log, report, rows, status, ui
-from penstock.flows.operating import clean, deploy, doctor, rollback
-from penstock.flows.options import HERE, File, Json, Set
+from penstock.flows.options import HERE, File, FileOption, Json, Set
 from penstock.machine.process import collect_rarely
 from penstock.messages import run_command
 from penstock.plugins import optional
@@ -137,13 +135,82 @@ def schema() -> None:
         raise typer.Exit(error.exit_code) from error
 
 
+def status(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: lists the runs of that pipeline. Without it, all runs "
+            "in the storage that pipeline.yaml in the current folder names, or in .penstock if there is no such file."
+        ),
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, and correct in Prefect and MLflow the state of those whose process was killed."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.status import collect_status, show_status
+
+        result = collect_status(file, overrides or [])
+        show_status(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
+def ui(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: shows the state beside it. Without it, the state in "
+            "the current folder."
+        ),
+    ] = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page on 127.0.0.1; 0 picks a free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Serve the MLflow and Prefect pages of a pipeline's runs and print their addresses; Ctrl-C closes them."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.ui import serve_ui
+
+        return serve_ui(file, mlflow_port, print_note)
+
+    answer(work, as_json)
+
+
+def rollback(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The registered model, or NAME@ALIAS where it has several aliases.")
+    ],
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Give a model's alias back to the version that held it before; later runs leave it there until they train a better one."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.rollback import roll_back, show_rollback
+
+        result = roll_back(file, name)
+        show_rollback(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
 _PANELS: dict[str, tuple[Callable[..., None] | str, ...]] = {
     "Start a run": (
         *(init, check, "penstock.flows.verbs.probe.command:probe"),
         *(plan, run, "penstock.flows.tune.command:tune", schema),
     ),
-    "Look back at runs": (status, log, compare, report, rows, ui),
-    "Use models, and operate": ("penstock.flows.predict.command:predict", rollback, clean, deploy, doctor),
+    "Look back at runs": (
+        *(status, "penstock.flows.history.command:log", "penstock.flows.history.command:compare"),
+        *("penstock.flows.history.command:report", "penstock.flows.history.command:rows", ui),
+    ),
+    "Use models, and operate": (
+        *("penstock.flows.predict.command:predict", rollback, "penstock.flows.retention.command:clean"),
+        *("penstock.flows.deploy.command:deploy", "penstock.flows.doctor.command:doctor"),
+    ),
 }
 """The verbs in the order of the help. One that a plug-in brings is named by its place, and left out if that was deleted."""
 

@@ -20,10 +20,10 @@ from penstock.flows.run.flow_runs import NOTABLE, FlowEndedOffline, name_at_begi
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt, reconfirm_run
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
-from penstock.flows.run.retention import apply_retention
 from penstock.flows.servers.services import prepare_environment
 from penstock.lease import LeaseHolder
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.plugins import optional
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
@@ -113,7 +113,8 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
     complete = request.until in (None, STAGES[-1])
     result = close_attempt(ctx, "done" if complete else "partial")
     notable = result.get("look_at", ())
-    data = {**result, **(apply_retention(ctx) if complete else {})}
+    apply_retention = optional("penstock.flows.retention.apply:apply_retention") if complete else None
+    data = {**result, **(apply_retention(ctx) if apply_retention is not None else {})}
     message = "\n".join([f"run {ctx.run.run}", *notable])
     return Completed(message=message, data=data, name=NOTABLE if notable else "Completed")
 

@@ -22,22 +22,14 @@ from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, Tra
 from penstock.training.tracking.registry import TRACKERS
 from penstock.usercode.files import CodeSpec
 
-__all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "RetentionSpec", "cross_check"]
+__all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "cross_check"]
 
 STATE_FOLDER = ".penstock"
 """Beside the pipeline file: what embedded servers keep, whatever the storage is, and the storage unless another is named."""
 
-
 _TUNE: Any = optional("penstock.tasks.tune.spec:TuneSpec")
-
-
-class RetentionSpec(Section):
-    """Which runs keep their rows, checkpoints and answers (docs/retention.md). `penstock run` applies it when it is done."""
-
-    keep_runs: Annotated[int, Field(ge=1)] = 5
-    """How many of the newest runs. A sweep counts as one."""
-    keep_days: Annotated[float, Field(gt=0)] = 30
-    """Days since it was last worked on after which a run goes even if it is one of the newest; the newest of all never goes."""
+_RETENTION: Any = optional("penstock.tasks.retention.spec:RetentionSpec")
+"""Sections of plug-ins; without the plug-in the key is unknown."""
 
 
 class PipelineSpec(Section):
@@ -70,11 +62,14 @@ class PipelineSpec(Section):
     """Where runs are looked at and models are registered."""
     if TYPE_CHECKING:
         tune: Any = None
-    elif _TUNE is not None:  # without the plug-in the key is unknown
-        tune: Annotated[_TUNE | None, OnResume.FREE] = None
-        """Which other values `penstock tune` tries (docs/tune.md)."""
-    retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
-    """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
+        retention: Any = None
+    else:
+        if _TUNE is not None:
+            tune: Annotated[_TUNE | None, OnResume.FREE] = None
+            """Which other values `penstock tune` tries (docs/tune.md)."""
+        if _RETENTION is not None:
+            retention: Annotated[_RETENTION | None, OnResume.FREE] = None
+            """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -71,7 +71,7 @@ def pytest_collection_finish() -> None:
 
 _FIRST = (
     "tests/runs/test_end_to_end.py",
-    "tests/runs/test_deployment_runs.py",  # beside the file above it waits for nothing, as those that need `calm` would
+    "tests/runs/test_deploy.py",  # beside the file above it waits for nothing, as those that need `calm` would
     "tests/drills/test_machines.py",
     "tests/runs/test_on_servers.py",
     "tests/runs/test_boosted.py",

@@ -76,7 +76,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tasks/spec.py": (),
     "tasks/project.py": ("tasks/spec.py",),
     "tasks/records": ("tasks/stages.py", "tasks/project.py"),
-    "tasks/retention": ("tasks/spec.py", "tasks/records"),
+    "tasks/retention": ("tasks/records",),
     "tasks/context.py": ("tasks/stages.py", "tasks/project.py", "tasks/records"),
     "tasks/model": ("tasks/context.py", "tasks/records"),
     "tasks": (
@@ -86,14 +86,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/given_code.py": (),
     "flows/spec_file.py": ("flows/given_code.py",),
     "flows/servers": (),
-    "flows/history": (),
     "flows/preflight": ("flows/spec_file.py", "flows/servers"),
-    "flows/run": ("flows/history", "flows/spec_file.py", "flows/servers", "flows/preflight"),
+    "flows/run": ("flows/spec_file.py", "flows/servers", "flows/preflight"),
     "flows/pipeline.py": ("flows/spec_file.py", "flows/servers", "flows/run"),
     "flows/answer.py": (),
     "flows/options.py": (),
     "flows/verbs": (
-        *("flows/history", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/preflight"),
+        *("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/preflight"),
         *("flows/answer.py", "flows/options.py", "flows/given_code.py"),
     ),
     "flows/tune": (
@@ -104,12 +103,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("flows/spec_file.py", "flows/servers", "flows/preflight", "flows/run", "flows/verbs"),
         *("flows/answer.py", "flows/options.py"),
     ),
-    "flows/looking_back.py": ("flows/answer.py", "flows/options.py", "flows/history", "flows/verbs"),
-    "flows/operating.py": ("flows/answer.py", "flows/options.py", "flows/verbs"),
-    "flows/cli.py": (
-        *("flows/answer.py", "flows/options.py", "flows/looking_back.py", "flows/operating.py"),
-        *("flows/spec_file.py", "flows/verbs"),
+    "flows/history": ("flows/answer.py", "flows/options.py", "flows/verbs"),
+    "flows/retention": ("flows/answer.py", "flows/options.py", "flows/spec_file.py"),
+    "flows/deploy": (
+        *("flows/answer.py", "flows/options.py", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
     ),
+    "flows/doctor": ("flows/answer.py", "flows/options.py", "flows/servers"),
+    "flows/cli.py": ("flows/answer.py", "flows/options.py", "flows/spec_file.py", "flows/verbs"),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),
     "penstock/machine": ("penstock",),
@@ -134,7 +134,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "matching", "packed", "state_files")),
         *("training/registry/held_against.py", "training/registry/loaded_model.py"),
-        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/verbs/doctor.py"),
+        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/doctor/doctor.py"),
         "flows/verbs/probe/",
     ),
 }

@@ -1,4 +1,5 @@
-"""How is the record of a run rendered as one page? It needs no network; all values are escaped.
+"""What is on record of runs? Lists them, compares two, renders one as a page, and finds the rows of a step.
 
-Public: `report` (the contents), `render` (the HTML).
+A plug-in. Public: `command` (the verbs), `log`, `compare` and `comparison`, `drift` (of the data), `report` and `render` (the
+page), `rows`, `which_run` (a run by its name), `metrics` (by which a run is judged).
 """

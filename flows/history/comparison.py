@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from penstock.flows.history.drift import compare_data
 from penstock.flows.history.metrics import better_sign, main_metric, sort_by_split
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
 from penstock.messages import capped, counted
 from penstock.tasks.records.changes import Before, changes
-from penstock.tasks.records.data import RunData, compare_data
+from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.evaluation.paired import compare_paired
@@ -54,11 +55,15 @@ def compare(ledger: Ledger, before: Run, after: Run) -> dict[str, Any]:
     return {**compared, "findings": [*gone, *_summarize(compared)]}
 
 
-def what_to_look_at(compared: Mapping[str, Any]) -> list[str]:
+def what_to_look_at(ledger: Ledger, before: Run, after: Run) -> list[str]:
     """Return the findings of a comparison that a person should see at once: a fall of the main metric, and drift.
 
     A file with other shares of classes than the rows before is among them: its labels may be wrong.
     """
+    return _notable(compare(ledger, before, after))
+
+
+def _notable(compared: Mapping[str, Any]) -> list[str]:
     metric = next((entry for entry in compared["metrics"] if entry["metric"] == compared["main_metric"]), None)
     split, _, name = str(compared["main_metric"]).partition("/")
     pairs = [p for part in compared["same_rows"] if METRICS_OF[part["split"]] == split for p in part["metrics"]]

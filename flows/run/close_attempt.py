@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
-from penstock.flows.history.comparison import compare, what_to_look_at
-from penstock.flows.history.report import report_page
 from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted, describe_error
+from penstock.plugins import optional
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.prefect_away import prefect_answers
@@ -85,7 +84,8 @@ def _attach_report(ctx: RunContext) -> None:
     if all(outcome.outcome == "reused" for outcome in ctx.outcomes.values()):
         return
     try:
-        ctx.tracker.log_text("report.html", report_page(ctx.ledger, ctx.run, ctx.attempt))
+        if report_page := optional("penstock.flows.history.report:report_page"):
+            ctx.tracker.log_text("report.html", report_page(ctx.ledger, ctx.run, ctx.attempt))
     except Exception as error:  # of any class: a page must not fail a run
         ctx.reporter.warn(f"no report: {describe_error(error)}")
 
@@ -109,7 +109,8 @@ def _what_to_look_at(ctx: RunContext, result: dict[str, Any]) -> list[str]:
     before = ctx.ledger.load_run(ctx.before.run) if ctx.before is not None and trained else None
     if before is not None and before.run != ctx.run.run and before.result.get("metrics"):
         try:
-            found = what_to_look_at(compare(ctx.ledger, before, ctx.run))
+            if what_to_look_at := optional("penstock.flows.history.comparison:what_to_look_at"):
+                found = what_to_look_at(ctx.ledger, before, ctx.run)
         except Exception as error:  # of any class: a comparison must not fail a run
             ctx.reporter.warn(f"not compared with run {before.run}: {describe_error(error)}")
     for line in found:

@@ -1,4 +1,4 @@
-"""How does each verb of the command work?
+"""How does each verb of the core work?
 
-Public: a module named like its verb, and `which_run` (find a run by its name).
+Public: a module named like its verb.
 """

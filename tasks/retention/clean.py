@@ -19,7 +19,7 @@ from penstock.tasks.records.at_work import CLEANUP_LEASE
 from penstock.tasks.records.ledger import Cleaned, Ledger, utc_now
 from penstock.tasks.retention.inventory import take_inventory
 from penstock.tasks.retention.plan import CleanupPlan, Deletion, plan_cleanup
-from penstock.tasks.spec import RetentionSpec
+from penstock.tasks.retention.spec import RetentionSpec
 
 __all__ = ["Cleaning"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from penstock.tasks.spec import RetentionSpec
+from penstock.tasks.retention.spec import RetentionSpec
 
 __all__ = ["RECORD_BYTES", "CleanupPlan", "Deletion", "Inventory", "RunUse", "plan_cleanup"]
 

@@ -25,8 +25,8 @@ from mlflow.tracking import MlflowClient
 from penstock.errors import LeaseHeldError, PenstockError, ServiceError
 from penstock.flows.predict import flow as predict_flow
 from penstock.flows.predict.request import PredictRequest
+from penstock.flows.retention.clean import clean_pipeline
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model

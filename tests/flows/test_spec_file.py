@@ -134,7 +134,7 @@ def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        *("shuffle.seed=yes", "train.learning_rate=on", "train.gpus=no", "train.epochs=off", "retention.keep_runs=yes"),
+        *("shuffle.seed=yes", "train.learning_rate=on", "train.gpus=no", "train.epochs=off", "materialize.unit_bytes=yes"),
         *("data.csv.skip_rows=true", "data.images.size.0=true", "data.validation.fraction=yes", "evaluate.slices.0.age.1=yes"),
         "preprocess.0.ragged.pad_value=no",
     ],

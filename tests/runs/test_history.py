@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from penstock.errors import SpecError
 from penstock.flows.cli import app
+from penstock.flows.history.compare import compare_runs
+from penstock.flows.history.log import collect_log
 from penstock.flows.history.report import throughput_sentence
-from penstock.flows.verbs.compare import compare_runs
-from penstock.flows.verbs.log import collect_log
-from penstock.flows.verbs.rows import rows_of_step
-from penstock.flows.verbs.which_run import RunNames
+from penstock.flows.history.rows import rows_of_step
+from penstock.flows.history.which_run import RunNames
 from penstock.training.events import Point
 from tests.runs.forked import Command
 from tests.runs.nights import ADDED, FIRST

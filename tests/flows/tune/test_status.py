@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 
 from penstock.flows.answer import LineConsole
+from penstock.flows.history.log import collect_log, show_log
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.log import collect_log, show_log
 from penstock.flows.verbs.status import collect_status, show_status
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger

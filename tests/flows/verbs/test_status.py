@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from penstock.errors import DataError, SpecError
+from penstock.errors import DataError
 from penstock.flows.answer import LineConsole
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.log import collect_log, show_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
-from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Ledger
@@ -67,33 +65,6 @@ def test_status_leaves_out_empty_run_that_was_replaced(tmp_path: Path) -> None:
     ]
 
 
-def test_status_names_older_version_with_its_attempt(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "p", files=1)
-    ledger = Ledger(Storage(load_spec(file).spec.storage))
-    run = ledger.new_run("drill", {})
-    stages = [{"name": "read", "key": "k", "outcome": "ran", "seconds": 1.0}]
-    for version in ("models:/drill/1", "models:/drill/2"):
-        attempt = ledger.new_attempt(run.run).model_copy(update={"status": "done", "model_uri": version, "stages": stages})
-        ledger.save_attempt(run.run, attempt)
-    ledger.save_run(run.model_copy(update={"status": "done", "result": {"model_uri": "models:/drill/2"}}))
-    assert RunNames(file).find("2").run == RunNames(file).find("models:/drill/2").run == run.run
-    for name in ("1", "v1", "models:/drill/1", "3"):  # version 1 is of an attempt, and its run has another by now
-        with pytest.raises(SpecError, match=f"there is no run '{name}'"):
-            RunNames(file).find(name)
-    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]
-
-
-def test_log_names_a_model_at_the_attempt_that_registered_it(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "p", files=1)
-    ledger = Ledger(Storage(load_spec(file).spec.storage))
-    run = ledger.new_run("drill", {})
-    ledger.save_run(run)
-    for version in ("models:/drill/1", None):
-        attempt = ledger.new_attempt(run.run)
-        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "model_uri": version}))
-    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", None]
-
-
 def test_failed_run_shows_error_and_next_step(tmp_path: Path) -> None:
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("drill", {}).model_copy(update={"status": "failed"})
@@ -138,26 +109,7 @@ def test_run_of_missing_tracker_is_closed_with_warning(tmp_path: Path, caplog: p
 
 
 def test_verbs_of_records_load_no_heavy_library() -> None:
-    load = "import sys, penstock.flows.verbs.status, penstock.flows.verbs.log\n"
+    load = "import sys, penstock.flows.verbs.status, penstock.flows.history.log\n"
     load += "print({'torch', 'ray', 'prefect', 'mlflow'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=300)
     assert done.stdout == "set()\n", done.stderr
-
-
-def test_log_shows_error_and_next_step(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "p", files=1)
-    ledger = Ledger(Storage(load_spec(file).spec.storage))
-    run = ledger.new_run("drill", {})
-    error = DataError("rows.csv: 3 rows have a null in age", problems=["first: row 7"], next_step="fill it")
-    ended = {"status": "failed", "ended": "2026-01-01T00:01:00+00:00", "started": "2026-01-01T00:00:00+00:00"}
-    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={**ended, "error": str(error.with_next_step())}))
-    ledger.save_run(run.model_copy(update={"status": "failed"}))
-    log = collect_log(file)
-    said = io.StringIO()
-    show_log(log, LineConsole(file=said, width=40))
-    assert said.getvalue().splitlines() == [
-        f"2026-01-01 00:00  {run.run}  attempt 1  failed  0:01:00",
-        "    rows.csv: 3 rows have a null in age",
-        "      - first: row 7",
-        "    Next: fill it",
-    ]

@@ -26,7 +26,7 @@ from penstock.tasks.records.at_work import CLEANUP_LEASE, choosing_a_run
 from penstock.tasks.records.ledger import Ledger, run_leases, sweep_lease_path
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan, Deletion
-from penstock.tasks.spec import RetentionSpec
+from penstock.tasks.retention.spec import RetentionSpec
 from tests import ROOT
 from tests.tasks.retention.recorded_nights import begin, night, nights, prepare, source_of, use_rows
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.tasks.retention.plan import RECORD_BYTES, CleanupPlan, Inventory, RunUse, plan_cleanup
-from penstock.tasks.spec import RetentionSpec
+from penstock.tasks.retention.spec import RetentionSpec
 
 NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TWO = RetentionSpec(keep_runs=2, keep_days=30)

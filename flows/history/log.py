@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from penstock.flows.history.metrics import better_sign, main_metric
+from penstock.flows.history.which_run import RunNames
 from penstock.flows.verbs.status import sweeps_among
-from penstock.flows.verbs.which_run import RunNames
 from penstock.tasks.records.ledger import Attempt, Run
 
 __all__ = ["collect_log", "show_log"]

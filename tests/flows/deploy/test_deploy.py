@@ -1,17 +1,23 @@
-"""Does `penstock deploy` refuse what cannot work, and store nothing secret? (What needs a server: test_deployment_runs.py.)"""
+"""Does `penstock deploy` refuse what cannot work, and store nothing secret? (What needs a server: test_deploy.py.)"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.cli.deploy import _models as known
+from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
-from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, Plan, deploy_pipeline
-from penstock.flows.verbs.deploy.notify import Notify
+from penstock.flows.cli import app
+from penstock.flows.deploy.deploy import ENTRYPOINT, Plan, deploy_pipeline
+from penstock.flows.deploy.notify import Notify
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, free_port
 
@@ -112,3 +118,22 @@ def test_misspelt_key_of_prefect_yaml_is_found() -> None:
 
 def test_prefect_yaml_names_flow_of_deploy() -> None:
     assert [entry["entrypoint"] for entry in prefect_yaml()["deployments"]] == [ENTRYPOINT]
+
+
+def test_wrong_schedule_has_a_next_step_in_json(project: Path) -> None:
+    words = [sys.executable, "-m", "penstock", "deploy", str(project), "--cron", "0 3 * *", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Next: correct it, and run the same command again" in done.stderr
+    assert json.loads(done.stdout)["error"]["next"] == "correct it, and run the same command again"
+
+
+def test_page_address_is_uncut(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "http://127.0.0.1:4200/deployments/deployment/01234567-0123-0123-0123-0123456789ab"
+
+    def done(_file: Path, _plan: Plan, _overrides: list[str], report: Callable[[str], None]) -> dict[str, Any]:
+        report(f"page: {page}")
+        return {"status": "done"}
+
+    monkeypatch.setattr("penstock.flows.deploy.deploy.deploy_pipeline", done)
+    told = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["deploy", "a-folder", "--cron", NIGHTLY])
+    assert told.exit_code == 0 and f"page: {page}\n" in told.output

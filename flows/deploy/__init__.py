@@ -1,4 +1,4 @@
 """How is a pipeline put on a schedule, and how are its failures reported?
 
-Public: `deploy`, `notify`.
+A plug-in. Public: `command` (the verb), `deploy`, `notify`.
 """

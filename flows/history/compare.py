@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.errors import SpecError
 from penstock.flows.history.comparison import compare
-from penstock.flows.verbs.which_run import RunNames
+from penstock.flows.history.which_run import RunNames
 from penstock.messages import counted
 
 __all__ = ["compare_runs", "show_comparison"]

@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 
 from penstock.errors import ServiceError
 from penstock.flows.answer import LineConsole
-from penstock.flows.verbs.clean import clean_pipeline
-from penstock.flows.verbs.log import collect_log
+from penstock.flows.history.log import collect_log
+from penstock.flows.retention.clean import clean_pipeline
 from penstock.flows.verbs.status import collect_status, show_status
 from penstock.lease import hold_lease
 from penstock.storage import Storage

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpecError
-from penstock.flows.history.comparison import _describe_metric, what_to_look_at
+from penstock.flows.history.comparison import _describe_metric, _notable
 from penstock.flows.history.metrics import better_sign, main_metric
-from penstock.flows.verbs.which_run import RunNames
+from penstock.flows.history.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from tests.drills.project import make_project
@@ -95,6 +95,6 @@ def test_fall_of_quality_and_drift_are_looked_at(better: bool, sure_worse: bool 
         "same_rows": [{"split": "test", "rows": 177, "metrics": [paired | {"better": False if sure_worse else None}]}],
         "data": {"files": [added], "classes": [share], "columns": [column]},
     }
-    found = what_to_look_at(compared)
+    found = _notable(compared)
     assert len(found) == lines and found[-1] == "Column 'age' has drifted: mean 1 -> 9."
     assert "100.0% of class 'yes', where the rows before had 50.0%" in found[-2]

@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from penstock.flows.verbs.doctor import Finding, diagnose
+from penstock.flows.doctor.doctor import Finding, diagnose
 
 SETTINGS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS")
 
@@ -91,6 +91,6 @@ def test_storage_below_a_file_ends_with_exit_code_3(tmp_path: Path) -> None:
 
 
 def test_library_of_another_version_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.flows.verbs.doctor.version", lambda name: "0.0.1")
+    monkeypatch.setattr("penstock.flows.doctor.doctor.version", lambda name: "0.0.1")
     finding = found()["libraries"]
     assert finding.status == "fail" and "torch" in finding.detail and finding.fix.startswith("pip install ")

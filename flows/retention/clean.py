@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.retention import aliased_models, format_actor, format_deletions
+from penstock.flows.retention.apply import aliased_models, format_actor, format_deletions
 from penstock.flows.spec_file import load_spec
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan
-from penstock.tasks.spec import RetentionSpec
+from penstock.tasks.retention.spec import RetentionSpec
 
 __all__ = ["clean_pipeline"]
 

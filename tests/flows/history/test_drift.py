@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.flows.history.drift import compare_data
 from penstock.ingest.materialize.profile import ColumnProfile, Profile
-from penstock.tasks.records.data import RunData, compare_data
+from penstock.tasks.records.data import RunData
 
 
 def numbers(mean: float, nulls: int = 0) -> ColumnProfile:

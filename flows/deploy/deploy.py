@@ -31,9 +31,9 @@ from pydantic import ValidationError
 
 from penstock import __version__
 from penstock.errors import ServiceError, SpecError
+from penstock.flows.deploy.notify import NOBODY, Notify, forget_messages, put_messages
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.verbs.deploy.notify import NOBODY, Notify, forget_messages, put_messages
 
 __all__ = ["ENTRYPOINT", "Plan", "deploy_pipeline"]
 

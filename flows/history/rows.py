@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from penstock.errors import DataError, PenstockError, SpecError
-from penstock.flows.verbs.which_run import RunNames
+from penstock.flows.history.which_run import RunNames
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.formats.section import spec_class_for

@@ -1,0 +1,82 @@
+"""What the log has of attempts and their models; what its verbs refuse. Runs of real commands: tests/runs/test_history.py."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.errors import DataError, SpecError
+from penstock.flows.answer import LineConsole
+from penstock.flows.cli import app
+from penstock.flows.history.log import collect_log, show_log
+from penstock.flows.history.which_run import RunNames
+from penstock.flows.spec_file import load_spec
+from penstock.storage import Storage
+from penstock.tasks.records.ledger import Ledger
+from tests.drills.project import make_project
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("report", "--output", "."), "'.' is a folder; name a file in it"),
+        (("report", "last", "--output", "a b/c.html"), "first: mkdir -p 'a b'"),
+        (("log", "--last", "-1"), "greater than or equal to 1"),
+        (("rows", "last", "--step", "1", "--limit", "-1"), "greater than or equal to 1"),
+    ],
+)
+def test_impossible_values_are_refused_first(
+    words: tuple[str, ...], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+    assert told.exit_code == 2 and rule in told.stderr, told.stderr
+
+
+def test_log_names_older_version_with_its_attempt(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    stages = [{"name": "read", "key": "k", "outcome": "ran", "seconds": 1.0}]
+    for version in ("models:/drill/1", "models:/drill/2"):
+        attempt = ledger.new_attempt(run.run).model_copy(update={"status": "done", "model_uri": version, "stages": stages})
+        ledger.save_attempt(run.run, attempt)
+    ledger.save_run(run.model_copy(update={"status": "done", "result": {"model_uri": "models:/drill/2"}}))
+    assert RunNames(file).find("2").run == RunNames(file).find("models:/drill/2").run == run.run
+    for name in ("1", "v1", "models:/drill/1", "3"):  # version 1 is of an attempt, and its run has another by now
+        with pytest.raises(SpecError, match=f"there is no run '{name}'"):
+            RunNames(file).find(name)
+    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]
+
+
+def test_log_names_a_model_at_the_attempt_that_registered_it(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    ledger.save_run(run)
+    for version in ("models:/drill/1", None):
+        attempt = ledger.new_attempt(run.run)
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "model_uri": version}))
+    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", None]
+
+
+def test_log_shows_error_and_next_step(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    error = DataError("rows.csv: 3 rows have a null in age", problems=["first: row 7"], next_step="fill it")
+    ended = {"status": "failed", "ended": "2026-01-01T00:01:00+00:00", "started": "2026-01-01T00:00:00+00:00"}
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={**ended, "error": str(error.with_next_step())}))
+    ledger.save_run(run.model_copy(update={"status": "failed"}))
+    log = collect_log(file)
+    said = io.StringIO()
+    show_log(log, LineConsole(file=said, width=40))
+    assert said.getvalue().splitlines() == [
+        f"2026-01-01 00:00  {run.run}  attempt 1  failed  0:01:00",
+        "    rows.csv: 3 rows have a null in age",
+        "      - first: row 7",
+        "    Next: fill it",
+    ]
