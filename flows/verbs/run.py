@@ -16,7 +16,7 @@ from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, spec_path
 from penstock.ingest.formats.kept import keep_object
-from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.schema import SPLITS
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean, shorten
 from penstock.progress import in_notebook
@@ -26,6 +26,7 @@ from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import STAGES
+from penstock.training.spec import split_names
 
 if TYPE_CHECKING:
     import ray.train
@@ -41,7 +42,7 @@ def run(
     overrides: Sequence[str] = (),
     *,
     train_func: Callable[..., Any] | None = None,
-    data: Mapping[Split, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     fresh: bool = False,
     until: str | None = None,
     on_report: Callable[[dict[str, Any]], object] | None = None,
@@ -53,8 +54,9 @@ def run(
             `file.py:name`, and paths relative to the working directory (docs/python.md).
         overrides: changes of single values, such as `train.epochs=3`.
         train_func: the function to train by, as `train.loop`: of a script, a notebook's cell or a closure, too.
-        data: rows in place of the file's: `{"train": frame}`, and optionally validation and test. What a frame may be is in
-            docs/python.md; the rows are kept in the storage, so that the run can continue.
+        data: rows in place of the file's: `{"train": frame}`, and optionally validation, test, and further datasets that
+            `train.loop` asks for. What a frame may be is in docs/python.md; the rows are kept in the storage, so that the
+            run can continue.
         fresh: start a new run instead of continuing the last one.
         until: stop after this stage.
         on_report: called here with every report of every worker of `train.loop`: a dict of its values, `rank`, `step`, and
@@ -82,7 +84,7 @@ def load_given(
     spec: Path | str | Mapping[str, Any],
     overrides: Sequence[str] = (),
     train_func: Callable[..., Any] | None = None,
-    data: Mapping[Split, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> LoadedSpec:
     """Load a spec with the function and the rows that a program gives; arguments as of `run`.
 
@@ -102,20 +104,28 @@ def load_given(
         changes.append(as_override("train.loop", code.target(train_func, is_loop=True)))
     if data is None:
         return load_spec(spec, changes)
-    if {"train"} - data.keys() or data.keys() - {*SPLITS}:
+    splits = split_names({})  # `valid` and `val`, too
+    places = [splits.get(name, name) for name in data]
+    if "train" not in places or len({*places}) < len(places):
         raise SpecError(
-            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation and test",
+            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation, test and "
+            "datasets of other names, each once",
             next_step='call run(file, data={"train": rows})',
         )
 
-    def with_rows_at(places: Mapping[Split, str], is_draft: bool = False) -> LoadedSpec:
-        section: dict[str, str] = {"format": "arrow", **{str(split): place for split, place in places.items()}}
+    def with_rows_at(uris: Sequence[str], is_draft: bool = False) -> LoadedSpec:
+        found = dict(zip(places, uris, strict=True))
+        section = {"format": "arrow", **{name: uri for name, uri in found.items() if name in SPLITS}}
+        further: dict[str, Any] = {name: uri for name, uri in found.items() if name not in SPLITS}
         if isinstance(spec, Mapping):
-            return load_spec({**spec, "data": {**spec.get("data", {}), **section}}, changes, is_draft=is_draft)
-        return load_spec(spec, [*changes, *(as_override(f"data.{name}", value) for name, value in section.items())])
+            known = spec.get("data", {})
+            further = {"datasets": {**known.get("datasets", {}), **further}} if further else {}
+            return load_spec({**spec, "data": {**known, **section, **further}}, changes, is_draft=is_draft)
+        section |= {f"datasets.{name}": uri for name, uri in further.items()}
+        return load_spec(spec, [*changes, *(as_override(f"data.{name}", uri) for name, uri in section.items())])
 
-    storage = Storage(with_rows_at(dict.fromkeys(data, "given"), is_draft=True).spec.storage)
-    return with_rows_at({split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()})
+    storage = Storage(with_rows_at(["given"] * len(places), is_draft=True).spec.storage)
+    return with_rows_at([keep_object(rows, storage, f"data[{name!r}]") for name, rows in data.items()])
 
 
 class RunResult(dict[str, Any]):

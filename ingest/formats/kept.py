@@ -191,6 +191,10 @@ def _write_dataset(storage: Storage, path: str, dataset: Any, name: str) -> list
             dataset.write_datasink(Files())
     finally:
         options.preserve_order, dataset.context.enable_progress_bars = before, bars
+    folder, _, _ = path.rpartition("/")
+    counted = {f"{path}-{task:06d}-{at:04d}.arrow" for task, digests in written for at in range(len(digests))}
+    for file in {f"{folder}/{name}" for name in storage.list(folder)} - counted:
+        storage.delete(file)  # of a task that died and was retried, and then gave fewer blocks
     return [digest for _, digests in sorted(written) for digest in digests]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.dataset as ds
 import pytest
 
 from penstock.errors import DataError, SpecError
@@ -404,5 +405,30 @@ def test_train_func_and_rows_take_the_place_of_the_files(
         assert loaded.spec.train.params == {"a": 1}
     whole = load_spec(tmp_path / ".penstock" / "given" / "given.yaml")
     assert whole.spec.data == loaded.spec.data and whole.spec.train.loop == loaded.spec.train.loop
-    with pytest.raises(SpecError, match="has test; it takes train"):
-        load_given({"name": "given"}, data={"test": {"x": [1]}})
+    for wrong in ({"test": {"x": [1]}}, {"train": {"x": [1]}, "val": {"x": [1]}, "valid": {"x": [1]}}):
+        with pytest.raises(SpecError, match=r"data=\{\.\.\.\} has .*; it takes train, and optionally"):
+            load_given({"name": "given"}, data=wrong)
+
+
+def test_datasets_of_any_name_come_from_the_program(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = notebook.run("def train(config):\n    return 2\n").train
+    rows = {name: {"x": [number], "y": [0]} for number, name in enumerate(("train", "valid", "extra"))}
+    (tmp_path / "given.yaml").write_text("name: given\ndata: {label: y, datasets: {other: more.csv}}\ntrain: {}\n")
+    of_dict = {"name": "given", "data": {"label": "y", "datasets": {"other": "more.csv"}}}
+    (tmp_path / "more.csv").write_text("x,y\n1,0\n")
+    for spec in (of_dict, tmp_path / "given.yaml"):
+        data = load_given(spec, train_func=train, data=rows).spec.data
+        assert {*data.datasets} == {"other", "extra"} and str(data.validation).endswith("/rows")
+        assert ipc_of(data.datasets["extra"]) == [2] and ipc_of(str(data.validation)) == [1]
+    assert load_spec(tmp_path / ".penstock" / "given" / "given.yaml").spec.data == data, "the file of a dict has them, too"
+    with pytest.raises(SpecError, match="data.datasets: 'no-name'"):
+        load_given(of_dict, train_func=train, data={**rows, "no-name": rows["extra"]})
+    with pytest.raises(SpecError, match="only a function"):
+        load_given({**of_dict, "train": {"recipe": "a.py:A"}}, data=rows)
+
+
+def ipc_of(folder: str) -> list[int]:
+    return ds.dataset(folder, format="ipc").to_table()["x"].to_pylist()

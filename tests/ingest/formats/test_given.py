@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,3 +126,19 @@ def test_cluster_writes_a_ray_dataset_in_order_of_blocks(
     with pytest.raises(DataError, match="column 'x' holds Python objects"):
         keep_object(dataset.map_batches(lambda rows: {"x": np.array([object()] * len(rows["id"]))}), storage, "train")
     assert len(storage.list("sources")) == 1, "a dataset that fails leaves nothing"
+
+
+class Retried:
+    """A dataset whose write task dies after two blocks, and gives one when Ray calls it again, as a random function may."""
+
+    __module__ = "ray.data"
+    context = SimpleNamespace(execution_options=SimpleNamespace(preserve_order=False), enable_progress_bars=True)
+
+    def write_datasink(self, sink: Any) -> None:
+        task = SimpleNamespace(task_idx=0)
+        sink.write(iter([pa.table({"x": [1]}), pa.table({"x": [2]})]), task)
+        sink.on_write_complete(SimpleNamespace(write_returns=[sink.write(iter([pa.table({"x": [1, 2]})]), task)]))
+
+
+def test_retried_write_of_a_ray_dataset_leaves_no_row_twice(tmp_path: Path) -> None:
+    assert kept(Retried(), tmp_path)["x"].to_pylist() == [1, 2]
