@@ -365,6 +365,7 @@ def _fix_class(node: ast.ClassDef, value: type, file: str, names: Mapping[str, A
     anew = []
     for attribute, now in vars(value).items():
         name = attribute.removeprefix(f"_{value.__name__.lstrip('_')}") if attribute not in body else attribute
+        now = getattr(value, "_field_defaults", {}).get(name, now)  # of a NamedTuple
         statement, text = body.get(name), _literal(now)
         function = inspect.unwrap(getattr(now, "__func__", getattr(now, "fget", now)))
         is_read = inspect.isfunction(function) and linecache.getlines(function.__code__.co_filename)
@@ -422,6 +423,7 @@ def _methods(value: type) -> list[Any]:
         each
         for each in functions
         if inspect.isfunction(each) and each.__qualname__.startswith(f"{value.__qualname__}.")
+        if each.__module__ == value.__module__  # not of `collections`, which makes those of a NamedTuple
         if linecache.getlines(each.__code__.co_filename)
     ]
 

@@ -134,10 +134,10 @@ def apply_transforms(
     rows: Rows, transforms: Sequence[FittedTransform], data: DataSpec, functions: Mapping[str, object]
 ) -> None:
     """Apply `transforms` to `rows` in place, and stop early if no row is left."""
-    for entry in transforms:
+    for number, entry in enumerate(transforms):
         if not rows.num_rows:
             return
-        with entry.step.naming_its_package(rows.where):
+        with entry.step.naming_it(number, rows.where):
             entry.step.transform.apply(rows, entry.columns, data, functions)
 
 

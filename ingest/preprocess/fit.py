@@ -207,10 +207,10 @@ def _changed(entry: TransformSpec, schema: pa.Schema, label: str | None) -> set[
 
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
     """Fit the leading transforms of `transforms` that do not depend on each other: each learns about other columns."""
-    schema = source.schema()
+    schema, first = source.schema(), len(source.fitted)
     group: list[tuple[TransformSpec, list[str]]] = []
     taken: set[str] = set()
-    for entry in transforms:
+    for number, entry in enumerate(transforms, first):
         transform = entry.transform
         if not transform.learns:
             changed = _changed(entry, schema, source.data.label)
@@ -221,7 +221,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
             continue
         if taken and (transform.takes_all or taken & set(transform.named(source.data.label))):
             break
-        with entry.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
+        with entry.naming_it(number, lambda: f"the columns {', '.join(schema.names)}"):
             columns = transform.columns_of(schema, source.data)
         if taken & set(columns):
             break
@@ -229,24 +229,24 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
         group.append((entry, columns))
     wanted = {column for _, columns in group for column in columns}
     source = source.narrowed(wanted)
-    asked = [(entry, column) for entry, columns in group for column in columns]
+    asked = [(number, entry, column) for number, (entry, columns) in enumerate(group, first) for column in columns]
     units = source.units()
     where = parallel if opens_files(source.data, source.snapshot) else local_map
-    answers = ask([_question(entry, column) for entry, column in asked], units, where)
-    learnt = {column: _learnt(entry, column, facts) for (entry, column), facts in zip(asked, answers, strict=True)}
+    answers = ask([_question(*each) for each in asked], units, where)
+    learnt = {each[-1]: _learnt(*each, facts) for each, facts in zip(asked, answers, strict=True)}
     return [FittedTransform(step=entry, columns=tuple(learnt[column] for column in columns)) for entry, columns in group]
 
 
-def _question(entry: TransformSpec, column: str) -> Question:
-    with entry.naming_its_package(lambda: f"column {column!r}"):
+def _question(number: int, entry: TransformSpec, column: str) -> Question:
+    with entry.naming_it(number, lambda: f"column {column!r}"):
         return entry.transform.question(column)
 
 
-def _learnt(entry: TransformSpec, column: str, facts: ColumnFacts | None) -> ColumnState:
+def _learnt(number: int, entry: TransformSpec, column: str, facts: ColumnFacts | None) -> ColumnState:
     if facts is None:
         raise DataError(
-            f"preprocess: {entry.kind}: column {column!r} has no values in the train split",
+            f"preprocess[{number}].{entry.kind}: column {column!r} has no values in the train split",
             next_step=f"leave the column out (drop: [{in_yaml(column)}]), or check the transforms before",
         )
-    with entry.naming_its_package(lambda: f"the facts of column {column!r} of the train split: {facts}"):
+    with entry.naming_it(number, lambda: f"the facts of column {column!r} of the train split: {facts}"):
         return entry.transform.learn(column, facts)

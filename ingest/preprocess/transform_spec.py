@@ -96,25 +96,27 @@ class TransformSpec(Section):
         return TRANSFORMS.origin(self.kind)
 
     @contextlib.contextmanager
-    def naming_its_package(self, where: Callable[[], str]) -> Iterator[None]:
-        """Convert an error of another package's transform to a DataError that names package, transform and rows.
+    def naming_it(self, number: int, where: Callable[[], str]) -> Iterator[None]:
+        """Name the entry in errors, and convert one of another package's transform to a DataError that names package and rows.
 
         Args:
+            number: of the entry in `preprocess`, from 0.
             where: formats the rows or column that it was given.
 
         Raises:
-            DataError: the converted one. Errors of `penstock.errors` are raised unchanged.
+            DataError: the converted one.
         """
         try:
             yield
-        except PenstockError:
+        except PenstockError as error:
+            error.message = error.message.replace(f"preprocess: {self.kind}", f"preprocess[{number}].{self.kind}")
             raise
         except Exception as error:  # another package's code: any error is reported with its place
             if self.origin is None:
                 raise
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise DataError(
-                f"preprocess: {self.kind} of package {self.origin} raised {describe_error(error)} "
+                f"preprocess[{number}].{self.kind} of package {self.origin} raised {describe_error(error)} "
                 f"({frame.filename}, line {frame.lineno})",
                 problems=[f"it was given {where()}"],
                 next_step=f"correct the options of preprocess.{self.kind}, or report it to the makers of {self.origin}",

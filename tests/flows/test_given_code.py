@@ -249,6 +249,17 @@ def test_local_of_the_function_around_is_refused(above: str, body: str, notebook
         captured(made, tmp_path)
 
 
+def test_named_tuples_travel_with_their_defaults(notebook: Notebook, tmp_path: Path) -> None:
+    pairs = "class Bare(NamedTuple):\n    a: int\n    b: int = N\nclass Pair(Bare):\n    def both(self): return sum(self)\n"
+    more = "class Own(NamedTuple):\n    a: int\n    def twice(self):\n        return 2 * self.a\n"
+    train = "def train(config):\n    return Bare(1), Pair(1).both(), Own(2).twice()\n"
+    cell = notebook.run(f"from typing import NamedTuple\nN = 3\n{pairs}{more}{train}")
+    assert captured(cell.train, tmp_path).load()({}) == ((1, 3), 4, 4)
+    cell = notebook.run("N = 4\n")
+    with pytest.raises(SpecError, match="Bare is not as its source gives it now: b"):
+        captured(cell.train, tmp_path)
+
+
 def test_name_that_is_not_there_is_refused(notebook: Notebook, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train needs 'absent', .* not defined"):
         captured(notebook.run("def train(config):\n    return absent\n").train, tmp_path)
@@ -424,7 +435,7 @@ def test_datasets_of_any_name_come_from_the_program(
         assert {*data.datasets} == {"other", "extra"} and str(data.validation).endswith("/rows")
         assert ipc_of(data.datasets["extra"]) == [2] and ipc_of(str(data.validation)) == [1]
     assert load_spec(tmp_path / ".penstock" / "given" / "given.yaml").spec.data == data, "the file of a dict has them, too"
-    with pytest.raises(SpecError, match="data.datasets: 'no-name'"):
+    with pytest.raises(SpecError, match=r"data\.datasets: 'no-name'"):
         load_given(of_dict, train_func=train, data={**rows, "no-name": rows["extra"]})
     with pytest.raises(SpecError, match="only a function"):
         load_given({**of_dict, "train": {"recipe": "a.py:A"}}, data=rows)

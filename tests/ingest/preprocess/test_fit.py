@@ -142,7 +142,7 @@ def test_fit_names_column_missing_in_later_rows(tmp_path: Path, step: str) -> No
     )
     files = {"train/a.parquet": pa.table({"x": [1, 2], "y": [0, 0]}), "test/a.parquet": pa.table({"x": [1], "y": [1]})}
     source = Source.of(tmp_path, files, [{"map_batches": "code.py:f"}, {step: {"columns": ["x"]}}], test="test")
-    with pytest.raises(DataError, match=f"preprocess: {step}: there is no column 'x' at this point; the rows have y"):
+    with pytest.raises(DataError, match=rf"preprocess\[1\]\.{step}: there is no column 'x' at this point; the rows have y"):
         source.materialize()
 
 

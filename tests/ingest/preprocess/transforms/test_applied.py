@@ -101,6 +101,16 @@ def test_concatenator_joins_numbers_and_vectors() -> None:
     assert result["x"].combine_chunks().to_numpy_ndarray().tolist() == [[3, 4, 1, 1], [5, 6, 2, 0]]
 
 
+def test_column_that_does_not_fit_names_the_entry_of_the_file() -> None:
+    table = pa.table({"x": [1], "z": [2], "day": pa.array([0], pa.date32())})
+    for step, shown in (
+        ({"columns": ["x", "day"]}, "cannot take column 'day' of type date32"),
+        ({"columns": ["q"]}, "no column 'q'"),
+    ):
+        with pytest.raises(DataError, match=rf"^preprocess\[1\]\.concatenator.*{shown}"):
+            transform_table(table, [{"drop": ["z"]}, {"concatenator": step}])
+
+
 def test_concatenator_names_column_of_missing_value() -> None:
     table = pa.table({"a": [1.0, None, float("nan")], "b": [1, 1, 1]})
     with pytest.raises(DataError) as caught:

@@ -164,7 +164,7 @@ except DataError as error:
     print(json.dumps([error.message, *error.problems, error.next_step]))
 """
     message, given, advice = answer(site, script)
-    assert message.startswith("preprocess: fails of package acme-penstock==1.2 raised ZeroDivisionError: division by zero (")
+    assert message.startswith("preprocess[0].fails of package acme-penstock==1.2 raised ZeroDivisionError: division by zero (")
     assert "acme_clip.py, line " in message
     assert given == "it was given part-0.parquet, row 100 (from 0) and the 1 row after it"
     assert "preprocess.fails" in advice
