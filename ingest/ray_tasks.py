@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError, PreflightError, ServiceError
+from penstock.ingest.prepare import ANYWHERE, PrepareSpec, living_nodes, most_resources, nodes_refused
 from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
 
@@ -36,34 +37,39 @@ Result = TypeVar("Result")
 class ParallelMap(Protocol):
     """Runs `fn` on every item and yields the results, in any order. The first error ends it."""
 
-    def __call__(self, fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
-        """Run; `num_cpus` is what one call needs of the cluster."""
+    def __call__(self, fn: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Run."""
 
 
-def local_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
+def local_map(fn: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Run `fn` on one item after the other in this process: for samples and tests, without Ray."""
     yield from map(fn, items)
 
 
-def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
+def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, where: PrepareSpec = ANYWHERE) -> Iterator[Result]:
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and no rows come back. A task whose worker dies is run
     again, three times. After a failure no more tasks are submitted, and the running ones are awaited, so that they do not run
     beside the next try. The output of an item is printed by this process once the item is done.
 
+    Args:
+        where: what a task takes, and on which nodes they run.
+
     Raises:
         Exception: the error of `fn`, as it was raised; errors of Ray itself as in `raising_ours`.
+        PreflightError: no node can run a task.
     """
     import ray
     from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
-    task, waiting = _task().options(num_cpus=num_cpus, scheduling_strategy="SPREAD"), iter(items)
+    _refuse_nowhere(where)
+    task, waiting = _task().options(scheduling_strategy="SPREAD", **where.options()), iter(items)
     running: list[Any] = []
     with raising_ours():
         shared = ray.put(fn)
         while True:
-            room = _room(running, _in_flight(num_cpus))
+            room = _room(running, _in_flight(where))
             running += [task.remote(shared, item) for item in itertools.islice(waiting, room)]
             if not running:
                 return
@@ -83,7 +89,8 @@ def ray_streams(
     fn: Callable[[Item], Iterator[Any]],
     items: Sequence[Item],
     *,
-    num_cpus: float = 1,
+    where: PrepareSpec = ANYWHERE,
+    cpus: float = 1,
     at_once: int | None = None,
     ahead: int | None = None,
 ) -> Iterator[Iterator[Any]]:
@@ -94,18 +101,20 @@ def ray_streams(
     or to the end of this process.
 
     Args:
-        num_cpus: CPUs that one task requests, and holds while it waits for its reader.
-        at_once: most submitted tasks; None for twice as many as the cluster has CPUs for.
+        where: what a task takes, and holds while it waits for its reader, and on which nodes they run.
+        cpus: CPUs of a task if `where` sets none.
+        at_once: most submitted tasks; None for twice as many as the cluster runs.
         ahead: results that a task makes before it waits for its reader; None for all. Needs `at_once`, with CPUs for all of
             these tasks: otherwise a restarted task could wait for a task that waits for its reader.
     """
     import ray
 
+    _refuse_nowhere(where, cpus)
     options: dict[str, Any] = {} if ahead is None else {"_generator_backpressure_num_objects": ahead}
-    task, shared, waiting = _stream().options(num_cpus=num_cpus, **options), ray.put(fn), iter(items)
+    task, shared, waiting = _stream().options(**where.options(cpus), **options), ray.put(fn), iter(items)
     running = deque[Iterator[Any]]()
     while True:
-        room = _room(running, at_once or _in_flight(num_cpus))
+        room = _room(running, at_once or _in_flight(where, cpus))
         running.extend(task.remote(shared, item) for item in itertools.islice(waiting, room))
         if not running:
             return
@@ -145,15 +154,23 @@ def _room(running: Sized, limit: int) -> int:
     return max(0, limit - len(running))
 
 
-def _in_flight(num_cpus: float) -> int:
-    """Return the most submitted tasks: twice the running ones, so that an autoscaler sees tasks that wait.
+def _in_flight(where: PrepareSpec, cpus: float = 1) -> int:
+    """Return the most submitted tasks: twice the running ones, so that an autoscaler sees tasks that wait; or `concurrency`.
 
     Not all tasks, because they cannot be taken back: `ray.cancel` of a task that ends at the same moment aborts the submitting
     process (Ray 2.60, "Tried to complete task that was not pending").
     """
     import ray
 
-    return max(2, 2 * int(ray.cluster_resources().get("CPU", 0) / num_cpus))
+    if where == ANYWHERE:
+        return max(2, 2 * int(ray.cluster_resources().get("CPU", 0) / cpus))
+    room = max(2, 2 * where.at_once(living_nodes(), cpus))
+    return room if where.concurrency is None else min(room, where.concurrency)
+
+
+def _refuse_nowhere(where: PrepareSpec, cpus: float = 1) -> None:
+    if where != ANYWHERE and (refusal := nodes_refused(where, living_nodes(), most_resources(), cpus=cpus)) is not None:
+        raise refusal
 
 
 def cluster_cpus() -> int:

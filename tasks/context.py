@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
+from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.shuffle.order import Order
 from penstock.machine.stopping import StopRequest
@@ -98,6 +100,11 @@ class RunContext:
     on_report: Callable[[dict[str, Any]], object] | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def parallel(self) -> ParallelMap:
+        """Return what runs tasks that read and prepare rows, on the nodes of `prepare`."""
+        return partial(ray_map, where=self.project.spec.prepare)
 
     @property
     def storage(self) -> Storage:

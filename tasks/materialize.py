@@ -66,7 +66,8 @@ def preparation_of(ctx: RunContext) -> Preparation:
 
 
 def _source(ctx: RunContext) -> RowSource:
-    return RowSource(preparation_of(ctx), ctx.project.spec.materialize, ctx.storage)
+    spec = ctx.project.spec
+    return RowSource(preparation_of(ctx), spec.materialize, ctx.storage, where=spec.prepare)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -133,6 +134,7 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
+        parallel=ctx.parallel,
     )
 
 

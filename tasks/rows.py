@@ -6,7 +6,6 @@ from typing import Any
 
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
-from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.ingest.read.strata import with_strata
@@ -18,7 +17,7 @@ __all__ = ["PREPROCESS", "READ"]
 
 def _read(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     data, files = ctx.project.source, ctx.project.files
-    parallel = ray_map if is_much(data, files) else None
+    parallel = ctx.parallel if is_much(data, files) else None
     if parallel is not None:
         ctx.need_ray()
     # With `cache: none` the rows are prepared in every epoch, and a copy would have to stay as long.
@@ -44,9 +43,8 @@ def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     if needs_fit(spec.preprocess):
         ctx.need_ray()
-    fitted = fit_preprocess(
-        spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, ctx.reporter.progress("preprocess")
-    )
+    progress = ctx.reporter.progress("preprocess")
+    fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=ctx.parallel)
     return fitted.model_dump(mode="json"), "ran"
 
 

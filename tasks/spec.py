@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config import OnResume, Section, added_sections
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import DataSection
+from penstock.ingest.prepare import ANYWHERE, PrepareSpec
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins, optional
@@ -48,6 +49,8 @@ class PipelineSpec(Section):
     """What user code depends on that reading it does not show."""
     preprocess: list[TransformSpec] = Field(default_factory=list)
     """Transforms applied to every row, in order; those that learn something learn it from the train split only."""
+    prepare: Annotated[PrepareSpec, OnResume.FREE] = ANYWHERE
+    """Where the tasks run that read and prepare rows: on nodes without GPUs, for example. In the key of no stage."""
     materialize: MaterializeSpec = MaterializeSpec()
     """How prepared rows are kept."""
     shuffle: ShuffleSpec = ShuffleSpec()

@@ -11,8 +11,9 @@ import torch
 
 from penstock.ingest.feed.batch import Feed, LastBatch
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, stream_tasks, streamed
+from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, StreamFeed, stream_tasks, streamed
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
+from penstock.ingest.prepare import living_nodes
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
@@ -64,9 +65,10 @@ class StreamFeeds:
     def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
         """Open a rank's feed; in any process connected to Ray."""
         free_cpus = ray.cluster_resources().get("CPU", 0.0) - world_size * job.spec.cpus_per_worker
-        rows_of = partial(self.source.tables, split)
+        rows_of, where = partial(self.source.tables, split), self.source.where
+        room = where.at_once(living_nodes(), STREAM_CPUS)
         return StreamFeed(
-            streamed(self.source.units(split), rows_of, tasks=stream_tasks(world_size, free_cpus)),
+            streamed(self.source.units(split), rows_of, stream_tasks(world_size, min(free_cpus, room)), where),
             job.manifest.feed_schema,
             split,
             content=job.manifest.content_digest,

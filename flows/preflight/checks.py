@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import tempfile
@@ -15,12 +16,13 @@ import psutil
 import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.preflight.cpus import gpus_refused, held_by_workers, workers_refused
+from penstock.flows.preflight.cpus import gpus_refused, held_by_workers, tasks_refused, workers_refused
 from penstock.flows.preflight.nodes import installed_versions, refuse_unfit_nodes
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of, reader_of
+from penstock.ingest.prepare import ClusterNode, nodes_refused
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
@@ -292,6 +294,10 @@ def check_machine(spec: PipelineSpec) -> None:
             f"train.resources names {', '.join(spec.train.resources)}, and the Ray that a run starts on this machine has none",
             next_step="set RAY_ADDRESS to a cluster that has them, or take train.resources out",
         )
+    if spec.prepare.labels or spec.prepare.resources or (spec.prepare.cpus or 1.0) > cpus:
+        alone = nodes_refused(spec.prepare, [ClusterNode({"CPU": cpus, "memory": math.inf}, {})])
+        if alone is not None:
+            raise alone
     if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
         return
     import torch
@@ -311,6 +317,8 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
         PreflightError: it has too few CPUs or GPUs, or nodes cannot do their part.
     """
     refusal = workers_refused(project.spec, cluster.nodes, cluster.most)
+    if refusal is None and reads_sources:
+        refusal = tasks_refused(project.spec, cluster.labelled, cluster.most)
     if refusal is not None:
         raise refusal
     if cluster.embedded:

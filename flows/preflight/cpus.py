@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import PreflightError
+from penstock.ingest.prepare import ClusterNode, nodes_refused
 from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.on_ray.resources import missing_for_workers
 
-__all__ = ["cpus_needed", "gpus_refused", "held_by_workers", "workers_refused"]
+__all__ = ["cpus_needed", "gpus_refused", "held_by_workers", "tasks_refused", "workers_refused"]
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
     """Return the CPUs a run needs at once: for its workers, and at least one for data tasks."""
-    return held_by_workers(spec) + max(1.0, _needed_by_streams(spec))
+    return held_by_workers(spec) + max(spec.prepare.cpus or 1.0, _needed_by_streams(spec))
 
 
 def workers_refused(
@@ -47,6 +48,17 @@ def workers_refused(
     )
 
 
+def tasks_refused(
+    spec: PipelineSpec, nodes: Sequence[ClusterNode], most: Mapping[str, float] | None = None
+) -> PreflightError | None:
+    """Return the error if no node can run a task that reads and prepares rows, or too few those of all streams; else None."""
+    if spec.materialize.cache != "none":
+        return nodes_refused(spec.prepare, nodes, most)
+    from penstock.ingest.feed.stream import STREAM_CPUS, STREAMS_PER_RANK  # loads Ray, as `_needed_by_streams`
+
+    return nodes_refused(spec.prepare, nodes, most, tasks=spec.train.workers * STREAMS_PER_RANK, cpus=STREAM_CPUS)
+
+
 def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
     """Return the error if there are fewer GPUs than `train.gpus` asks for by number, else None."""
     if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
@@ -70,4 +82,4 @@ def _needed_by_streams(spec: PipelineSpec) -> float:
     # Imported here: it loads Ray Data and torch, and an early start of Ray must not wait for them.
     from penstock.ingest.feed.stream import streams_cpus
 
-    return streams_cpus(spec.train.workers)
+    return streams_cpus(spec.train.workers, spec.prepare)

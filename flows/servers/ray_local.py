@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,9 @@ from ray._private import ray_constants
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.node import Node
-from ray._private.state import state as ray_state
 
 from penstock.errors import Interrupted, LeaseHeldError, ServiceError
+from penstock.ingest.prepare import ClusterNode, living_nodes, most_resources
 from penstock.installed import IMPORT_ROOT, PACKAGE_DIR
 from penstock.machine.cache_dir import configured_cache
 from penstock.redact import first_line, holds_secret
@@ -70,6 +71,13 @@ class RayCluster(NamedTuple):
     """Resources of each living node."""
     most: Mapping[str, float] | None
     """Resources that all nodes together can grow to, if an autoscaler has informed Ray; else None."""
+    labels: tuple[Mapping[str, str], ...] = ()
+    """Labels of each living node; empty if no node has any."""
+
+    @property
+    def labelled(self) -> list[ClusterNode]:
+        """The nodes with their labels."""
+        return list(map(ClusterNode, self.nodes, self.labels or repeat({})))
 
     @property
     def num_cpus(self) -> float:
@@ -83,8 +91,8 @@ class RayCluster(NamedTuple):
 
 
 def _resources() -> dict[str, Any]:
-    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
-    return {"nodes": nodes, "most": ray_state.get_max_resources_from_cluster_config()}
+    nodes, labels = zip(*living_nodes(), strict=True)
+    return {"nodes": nodes, "labels": labels, "most": most_resources()}
 
 
 def programs_ray() -> RayCluster | None:

@@ -17,7 +17,7 @@ from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
-from penstock.flows.verbs.plan import describe_workers, format_workers
+from penstock.flows.verbs.plan import describe_preparing, describe_workers, format_preparing, format_workers
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
@@ -54,6 +54,8 @@ def check_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
             has = ((cluster.num_cpus, "CPU"), (cluster.num_gpus, "GPU"))
             words = [f"{count:g} {kind}{'s' * (count != 1)}" for count, kind in has]
             report(f"cluster    ok   {cluster.address}: {', '.join(words)}")
+            if preparing := describe_preparing(project.spec, cluster):
+                report(f"preparing  ok   {format_preparing(preparing)}")
         return _check_the_rest(loaded, project, warnings, report, on_cluster=cluster is not None)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.flows.preflight.checks import Preflight, check_named, check_storage
+from penstock.flows.preflight.cpus import tasks_refused
 from penstock.flows.run.decisions import (
     Continue,
     NewRun,
@@ -22,9 +23,11 @@ from penstock.flows.run.decisions import (
     refuse_same_training,
 )
 from penstock.flows.servers.probes import ray_address
+from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.feed.mapped_shards import most_of_a_rank
 from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.prepare import ANYWHERE
 from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom, mixes_like, window_runs
 from penstock.messages import counted, run_command
 from penstock.tasks.all_stages import ALL_STAGES
@@ -33,11 +36,23 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.shuffle import train_order
+from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stage import Stage, VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING, STAGES
 from penstock.training.state import TrainState
 
-__all__ = ["describe_mixing", "describe_workers", "format_workers", "plan_pipeline", "show_plan"]
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
+__all__ = [
+    "describe_mixing",
+    "describe_preparing",
+    "describe_workers",
+    "format_preparing",
+    "format_workers",
+    "plan_pipeline",
+    "show_plan",
+]
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
@@ -95,6 +110,7 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
         "run": decision.run.run if isinstance(decision, Continue | Refuse) else None,
         "stages": stages,
+        "prepare": describe_preparing(loaded.spec),
     }
     try:
         refuse_same_training(ledger, others)
@@ -105,6 +121,11 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
             preflight.ahead(writes=False)
             if "train" in will_run and ray_address() is None and stages[STAGES.index("train")]["action"] != "depends":
                 _ = preflight.machine
+            if plan["prepare"] and ray_address() is not None and will_run & set(BEFORE_TRAINING):
+                with ray_cluster(loaded.state_dir) as cluster:
+                    if (refusal_of_nodes := tasks_refused(loaded.spec, cluster.labelled, cluster.most)) is not None:
+                        raise refusal_of_nodes
+                    plan["prepare"] = describe_preparing(loaded.spec, cluster)
         else:
             check_storage(project.storage, writes=False)
     except PenstockError as error:
@@ -124,6 +145,8 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
         table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
     console.print(table, soft_wrap=False)
+    if plan["prepare"]:
+        console.print(f"prepare: {format_preparing(plan['prepare'])}")
     mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
     if mixing is not None:
         console.print(
@@ -179,6 +202,23 @@ def format_workers(workers: dict[str, Any]) -> str:
         f"{at_once:,.1f} MB of them at once"
         + (f"; sorted rows mix with chi2/df {chi2:g} (a full shuffle: 1)" if chi2 is not None else "")
     )
+
+
+def describe_preparing(spec: PipelineSpec, cluster: RayCluster | None = None) -> dict[str, Any] | None:
+    """Describe where the tasks run that read and prepare rows, and on how many nodes of a cluster; None if anywhere."""
+    where = spec.prepare
+    if where == ANYWHERE:
+        return None
+    there = {} if cluster is None else {"nodes": len(where.fitting(cluster.labelled)), "tasks": where.at_once(cluster.labelled)}
+    return {**where.model_dump(mode="json", exclude_defaults=True), **there, "text": str(where)}
+
+
+def format_preparing(preparing: dict[str, Any]) -> str:
+    """Format the result of `describe_preparing` as one line."""
+    if "nodes" not in preparing:
+        return str(preparing["text"])
+    held = f"{counted(preparing['nodes'], 'node')}, {counted(preparing['tasks'], 'task')} at once"
+    return f"{preparing['text']}; {held}"
 
 
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:

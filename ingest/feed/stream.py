@@ -42,13 +42,14 @@ from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.phases import phase
+from penstock.ingest.prepare import ANYWHERE, PrepareSpec
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.splitmix import hash_words
 
-__all__ = ["STREAM_CPUS", "MemoryFeed", "StreamFeed", "stream_tasks", "streamed", "streams_cpus"]
+__all__ = ["STREAMS_PER_RANK", "STREAM_CPUS", "MemoryFeed", "StreamFeed", "stream_tasks", "streamed", "streams_cpus"]
 
 
 STREAM_CPUS = 0.25
@@ -90,32 +91,32 @@ class MemoryFeed(CachedFeed):
 
 
 def streamed(
-    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float = STREAM_CPUS, tasks: int = 1
+    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], tasks: int = 1, where: PrepareSpec = ANYWHERE
 ) -> Callable[[], Iterator[pa.Table]]:
     """Return a picklable function that starts to prepare the rows of `items` in order, in one Ray task each.
 
     Args:
         items: source files, or commit units.
         tables_of: returns an item's prepared rows as tables of columns as in a shard, the same rows every time.
-        num_cpus: CPUs that one task requests.
         tasks: most tasks at a time; the order of rows does not depend on it.
+        where: what a task takes, and on which nodes they run.
     """
-    return partial(_prepared, list(items), tables_of, num_cpus, tasks)
+    return partial(_prepared, list(items), tables_of, tasks, where)
 
 
 def _prepared(
-    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float, tasks: int
+    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], tasks: int, where: PrepareSpec
 ) -> Generator[pa.Table]:
-    for references in ray_streams(tables_of, items, num_cpus=num_cpus, at_once=tasks, ahead=TABLES_AHEAD):
+    for references in ray_streams(tables_of, items, where=where, cpus=STREAM_CPUS, at_once=tasks, ahead=TABLES_AHEAD):
         for reference in references:
             with phase("tasks"), raising_the_original():
                 table: pa.Table = ray.get(reference)
             yield table
 
 
-def streams_cpus(ranks: int) -> float:
+def streams_cpus(ranks: int, where: PrepareSpec = ANYWHERE) -> float:
     """Return the CPUs that training workers must leave free so that every stream of `ranks` ranks can run one task."""
-    return ranks * STREAMS_PER_RANK * STREAM_CPUS
+    return ranks * STREAMS_PER_RANK * (where.cpus or STREAM_CPUS)
 
 
 def stream_tasks(ranks: int, free_cpus: float) -> int:

@@ -24,6 +24,7 @@ from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
+from penstock.ingest.prepare import ANYWHERE, PrepareSpec
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_ours, ray_streams
 from penstock.ingest.read.inspection import PART_BYTES, Piece
@@ -57,6 +58,8 @@ class RowSource:
     """Storage for the table of rows that `data.invalid: quarantine` sets aside."""
     piece_bytes: int = PART_BYTES
     """A file of at least twice this size is prepared in pieces of about this size, as on disk."""
+    where: PrepareSpec = ANYWHERE
+    """What the preparing tasks take, and on which nodes they run."""
 
     def describe(self, key: str, progress: Progress) -> DatasetManifest:
         """Prepare every row once and return the manifest, without shards. Runs on the driver; Ray must be initialised.
@@ -113,10 +116,10 @@ class RowSource:
         """Make all units without keeping their shards; put references to their columns into `blocks` by shard path."""
         beside: dict[str, Any] = {}
 
-        def parallel(fn: Callable[[Any], Any], items: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
+        def parallel(fn: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
             # The caller owns the objects that a generator task yields, so they outlive the worker.
             make = partial(_make_unit, fn, blocks is not None)
-            for references in ray_streams(make, [job for task in items for job in task], num_cpus=num_cpus):
+            for references in ray_streams(make, [job for task in items for job in task], where=self.where):
                 with raising_ours():
                     made = ray.get(next(references))
                 (result,) = made.values()

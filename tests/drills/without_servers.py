@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.run.request import RunRequest
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
-from penstock.tasks import materialize
-from penstock.tasks import rows as row_stages
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.at_work import choosing_a_run
@@ -62,8 +59,7 @@ def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `run_here` need no server until the test ends."""
     monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run to report
     monkeypatch.setattr(trainer, "train", _train_here)
-    monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
-    monkeypatch.setattr(row_stages, "fit_preprocess", partial(row_stages.fit_preprocess, parallel=local_map))
+    monkeypatch.setattr(RunContext, "parallel", staticmethod(local_map))
     monkeypatch.setattr(lease, "SETTLE_S", 0.0)  # for racers of other machines
 
 

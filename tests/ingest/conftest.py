@@ -24,6 +24,8 @@ def ray_cluster() -> Iterator[None]:
         root = str(ROOT)
         ray.init(
             num_cpus=2,
+            resources={"prepares": 1},
+            labels={"pool": "cpu"},
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",

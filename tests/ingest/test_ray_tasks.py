@@ -101,7 +101,7 @@ def test_streams_are_read_in_the_order_of_their_items() -> None:
         yield from range(item * 10, item * 10 + item)
 
     for at_once, ahead in ((1, 1), (2, 1), (None, None)):
-        streams = ray_streams(count, [0, 1, 2, 3], num_cpus=0.25, at_once=at_once, ahead=ahead)
+        streams = ray_streams(count, [0, 1, 2, 3], cpus=0.25, at_once=at_once, ahead=ahead)
         assert [[ray.get(reference) for reference in stream] for stream in streams] == [[], [10], [20, 21], [30, 31, 32]]
 
 
@@ -111,7 +111,7 @@ def test_a_stream_waits_for_its_reader(tmp_path: Path) -> None:
             (tmp_path / f"{item}-{number}").touch()
             yield number
 
-    streams = ray_streams(tell, [0, 1, 2], num_cpus=0.25, at_once=2, ahead=2)
+    streams = ray_streams(tell, [0, 1, 2], cpus=0.25, at_once=2, ahead=2)
     assert [ray.get(reference) for reference in islice(next(streams), 15)] == list(range(15))
     assert {int(path.name[0]) for path in tmp_path.iterdir()} <= {0, 1}
     assert len(list(tmp_path.glob("0-*"))) <= 15 + 2 + 1
@@ -154,7 +154,7 @@ def test_error_comes_after_running_tasks_end(tmp_path: Path) -> None:
 
 def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([8, 8, 2, 2, 1])
-    monkeypatch.setattr("penstock.ingest.ray_tasks._in_flight", lambda _num_cpus: next(sizes, 2))
+    monkeypatch.setattr("penstock.ingest.ray_tasks._in_flight", lambda *_: next(sizes, 2))
     assert sorted(ray_map(abs, range(12))) == list(range(12))
     sizes = iter([8, 8, 2, 2, 1])
     streams = ray_streams(lambda item: iter([item]), range(12))

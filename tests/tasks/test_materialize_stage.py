@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from penstock.errors import DataError
 from penstock.flows.preflight.cpus import cpus_needed, workers_refused
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.materialize.build import materialize
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
@@ -53,9 +51,9 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
         snapshot=source.snapshot(),
         reporter=SimpleNamespace(progress=lambda stage: silent),
         need_ray=lambda: None,
+        parallel=local_map,
         warn=warned.append,
     )
-    monkeypatch.setattr("penstock.tasks.materialize.materialize_dataset", partial(materialize, parallel=local_map))
     found, _ = STAGE.run(ctx)
     shown = dict(STAGE.facts(found))
     assert shown == dict(STAGE.facts(json.loads(json.dumps(found, sort_keys=True))))  # as it is read from its record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +19,6 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks import materialize
-from penstock.tasks import rows as row_stages
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -70,8 +68,8 @@ class Unheard:
 
 
 def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_stages, "fit_preprocess", partial(row_stages.fit_preprocess, parallel=local_map))
-    prepares, keys_made = partial(materialize.materialize_dataset, parallel=local_map), list[str]()
+    monkeypatch.setattr(RunContext, "parallel", staticmethod(local_map))
+    prepares, keys_made = materialize.materialize_dataset, list[str]()
 
     def counted(*arguments: Any, **more: Any) -> Any:
         keys_made.append(more["key"])

@@ -414,9 +414,9 @@ def test_fit_independent_transforms_share_a_pass(tmp_path: Path, between: dict[s
     rows = {"x": [1.0, 2.0, 3.0], "z": [1, 2, 3], "kind": ["a", "b", "a"], "label": ["p", "q", "p"]}
     source, asked = Source.of(tmp_path, {"train/a.parquet": pa.table(rows)}, steps, label="label"), []
 
-    def counted(fn: Any, items: Any, *, num_cpus: float = 1) -> Any:
+    def counted(fn: Any, items: Any) -> Any:
         asked.append(1)
-        return local_map(fn, items, num_cpus=num_cpus)
+        return local_map(fn, items)
 
     fitted = source.fit(counted)
     assert len(asked) == passes and fitted.classes == ("p", "q")

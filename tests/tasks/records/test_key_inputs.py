@@ -54,7 +54,7 @@ OF_FIELD: dict[str, set[StageName]] = {
 """Field, or section, of the pipeline file -> the stages whose output depends on it; the longest one counts."""
 
 DECIDE_NOTHING = {
-    *("storage", "stores", "tracking", "tune", "retention", "code"),
+    *("storage", "stores", "tracking", "tune", "retention", "code", "prepare"),
     *("train.retries", "train.wait_s", "train.stall_s", "train.checkpoint.keep", "train.checkpoint.keep_best"),
     *("train.resources", "train.placement", "train.backend.timeout_s", "train.backend.init_method"),
     *("train.checkpoint.every_steps", "train.checkpoint.every_s", "train.checkpoint.every_epoch"),

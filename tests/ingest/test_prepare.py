@@ -1,0 +1,190 @@
+"""Do the tasks that read and prepare rows run on the nodes that `prepare` chooses, and is it refused where there is none?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.errors import PreflightError
+from penstock.flows.preflight.checks import check_cluster, check_machine
+from penstock.flows.preflight.cpus import cpus_needed
+from penstock.flows.servers.ray_local import RayCluster
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.plan import describe_preparing, format_preparing, plan_pipeline
+from penstock.ingest.prepare import ClusterNode, PrepareSpec, living_nodes, nodes_refused
+from penstock.ingest.ray_tasks import ray_map, ray_streams
+from tests import ROOT
+from tests.drills.project import make_project
+
+CPU_NODE = ClusterNode({"CPU": 8.0, "memory": 32e9, "tape": 2.0}, {"pool": "cpu", "zone": "a", "ray.io/node-id": "1"})
+GPU_NODE = ClusterNode({"CPU": 16.0, "memory": 64e9, "GPU": 8.0}, {"pool": "gpu", "ray.io/node-id": "2"})
+BARE_NODE = ClusterNode({"CPU": 2.0, "memory": 4e9}, {"ray.io/node-id": "3"})
+NODES = [CPU_NODE, GPU_NODE, BARE_NODE]
+
+
+@pytest.mark.parametrize(
+    ("section", "held"),
+    [
+        ({}, [8, 16, 2]),
+        ({"cpus": 4}, [2, 4]),
+        ({"memory": 8_000_000_000}, [4, 8]),
+        ({"labels": {"pool": "cpu"}}, [8]),
+        ({"labels": {"pool": "!gpu"}}, [8, 2]),
+        ({"labels": {"pool": "in(cpu, gpu)"}}, [8, 16]),
+        ({"labels": {"pool": "!in(cpu,gpu)"}}, [2]),
+        ({"labels": {"pool": "cpu", "zone": "a"}, "resources": {"tape": 0.5}}, [4]),
+    ],
+)
+def test_fitting_counts_tasks_of_each_chosen_node(section: dict[str, Any], held: list[int]) -> None:
+    where = PrepareSpec.model_validate(section)
+    assert where.fitting(NODES) == held and where.at_once(NODES) == sum(held)
+    assert where.model_copy(update={"concurrency": 3}).at_once(NODES) == min(3, sum(held))
+    assert nodes_refused(where, NODES) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"labels": {"pool": "tpu"}}, "prepare.labels.pool: no node has pool=tpu; its values there are cpu, gpu"),
+        ({"labels": {"disk": "ssd"}}, "prepare.labels.disk: no node has disk=ssd; the nodes have the labels pool, zone"),
+        (
+            {"resources": {"tpae": 1}},
+            "prepare.resources.tpae: a task takes 1 tpae, and no node has any; they have CPU, GPU, memory, tape",
+        ),
+        ({"cpus": 12, "labels": {"pool": "cpu"}}, "prepare.cpus: a task takes 12 CPU, and the largest node has 8"),
+        ({"memory": 80_000_000_000}, "prepare.memory: a task takes 8e+10 memory, and the largest node has 6.4e+10"),
+        (
+            {"resources": {"tape": 1}, "memory": 40_000_000_000},
+            "prepare: no node has all that a task takes: 1 CPU, 4e+10 memory, 1 tape",
+        ),
+    ],
+)
+def test_section_that_no_node_meets_is_refused_by_name(section: dict[str, Any], problem: str) -> None:
+    refusal = nodes_refused(PrepareSpec.model_validate(section), NODES)
+    assert refusal is not None and refusal.problems == (problem,)
+    assert "ray start --labels" in refusal.next_step
+    grown = {"CPU": 100.0, "memory": 1e12, "tape": 2.0, "tpae": 2.0}
+    assert nodes_refused(PrepareSpec.model_validate(section), NODES, grown) is None, "an autoscaler starts a node for it"
+
+
+def test_streams_need_all_their_tasks_at_once() -> None:
+    one = PrepareSpec(labels={"pool": "cpu"}, concurrency=3)
+    assert nodes_refused(one, NODES, tasks=3, cpus=0.25) is None
+    refusal = nodes_refused(one, NODES, {"CPU": 100.0}, tasks=4, cpus=0.25)
+    assert refusal is not None and "4 tasks must run at once, and the nodes hold 3 (prepare.concurrency: 3)" in str(refusal)
+
+
+@pytest.mark.parametrize("labels", [{"pool": "in(a"}, {"pool": "a b"}, {"": "x"}, {"pool": ""}, {"a b": "x"}])
+def test_malformed_selectors_are_refused_as_ray_does(labels: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="a label is written as value, !value, in"):
+        PrepareSpec(labels=labels)
+    with pytest.raises(ValidationError, match=r"CPU and memory are prepare\.cpus and prepare\.memory"):
+        PrepareSpec(resources={"memory": 1.0})
+
+
+def test_joined_cluster_and_own_machine_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.flows.preflight.checks.refuse_unfit_nodes", lambda *_: None)
+    monkeypatch.setattr("penstock.flows.preflight.checks.os.sched_getaffinity", lambda _pid: range(4))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = make_project(tmp_path / "p", files=1)
+    cluster = RayCluster("head:6379", False, tuple(n.resources for n in NODES), None, tuple(n.labels for n in NODES))
+    loaded = load_spec(file, ["prepare={labels: {pool: cpu}, concurrency: 4}"])
+    check_cluster(loaded.project, cluster, reads_sources=True)
+    shown = describe_preparing(loaded.spec, cluster)
+    assert shown is not None and shown["nodes"] == 1 and shown["labels"] == {"pool": "cpu"}
+    assert format_preparing(shown) == "tasks on nodes with pool=cpu, at most 4 at once; 1 node, 4 tasks at once"
+    with pytest.raises(PreflightError, match="no node has pool=cpu; the nodes have no labels"):
+        check_machine(loaded.spec)
+    with pytest.raises(PreflightError, match="no node has pool=cpu"):
+        plan_pipeline(loaded)
+    nowhere = load_spec(file, ["prepare.labels={pool: tpu}"]).project
+    check_cluster(nowhere, cluster, reads_sources=False)
+    with pytest.raises(PreflightError, match="no node has pool=tpu"):
+        check_cluster(nowhere, cluster, reads_sources=True)
+    streams = load_spec(file, ["prepare.concurrency=1", "materialize.cache=none", "shuffle.mode=windowed"]).project
+    with pytest.raises(PreflightError, match="tasks must run at once"):
+        check_cluster(streams, cluster, reads_sources=True)
+    wide = load_spec(file, ["prepare.cpus=3"])
+    check_machine(wide.spec)
+    assert cpus_needed(wide.spec) >= 3 and plan_pipeline(wide)["prepare"] == {"cpus": 3.0, "text": "tasks of 3 CPUs"}
+    with pytest.raises(PreflightError, match="a task takes 5 CPU, and the largest node has 4"):
+        check_machine(load_spec(file, ["prepare.cpus=5"]).spec)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_runs_tasks_where_chosen_and_no_more_at_once(tmp_path: Path) -> None:
+    def overlap(item: int) -> int:
+        mark = tmp_path / f"{item}"
+        mark.touch()
+        time.sleep(0.05)  # so that a second task would overlap
+        running = len(list(tmp_path.iterdir()))
+        mark.unlink()
+        return running
+
+    (node,) = living_nodes()
+    assert node.labels["pool"] == "cpu" and node.resources["prepares"] == 1
+    one = PrepareSpec(cpus=0.5, memory=1_000_000, labels={"pool": "in(cpu, gpu)", "other": "!a"}, concurrency=1)
+    by_resource = PrepareSpec(cpus=0.1, resources={"prepares": 1}, labels={"pool": "!gpu"})
+    for where in (one, by_resource):
+        assert set(ray_map(overlap, range(4), where=where)) == {1}
+    import ray
+
+    streams = ray_streams(lambda item: iter([overlap(item)]), range(4), where=by_resource)
+    assert [ray.get(next(stream)) for stream in streams] == [1] * 4
+    for refused in (PrepareSpec(labels={"pool": "gpu"}), PrepareSpec(resources={"tape": 1})):
+        with pytest.raises(PreflightError, match="would wait for ever"):
+            list(ray_map(abs, [1], where=refused))
+        with pytest.raises(PreflightError, match="would wait for ever"):
+            next(ray_streams(lambda item: iter([item]), [1], where=refused))
+
+
+TWO_NODES = """
+import sys
+from functools import partial
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from penstock.ingest.prepare import PrepareSpec
+from penstock.ingest.ray_tasks import ray_map
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "labels": {"pool": "gpu"}})
+    cluster.add_node(num_cpus=2, labels={"pool": "cpu"}, resources={"prepares": 1})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    names = {node["NodeID"]: node["Labels"]["pool"] for node in ray.nodes()}
+
+    def here(_item):
+        return ray.get_runtime_context().get_node_id()
+
+    chosen = (
+        {"labels": {"pool": "cpu"}}, {"labels": {"pool": "!cpu"}}, {"labels": {"pool": "in(gpu, tpu)"}},
+        {"resources": {"prepares": 1}},
+    )
+    for section in chosen:
+        ran = ray_map(here, range(6), where=PrepareSpec.model_validate(section))
+        print({names[node] for node in ran})
+"""
+
+
+@pytest.mark.drill
+def test_labels_choose_between_two_nodes(tmp_path: Path) -> None:
+    script = tmp_path / "two_nodes.py"
+    script.write_text(TWO_NODES)
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.stdout.split("\n")[:4] == ["{'cpu'}", "{'gpu'}", "{'gpu'}", "{'cpu'}"], ran.stderr
