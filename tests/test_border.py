@@ -24,7 +24,7 @@ from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registry import REGISTRIES
 from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
-from tests.test_imports_point_one_way import MODULES, PLUGINS, plugin_of
+from tests.test_imports_point_one_way import BUILT_ON, MODULES, PLUGINS, plugin_of
 
 QUICK = ("tests/penstock/test_plugins.py", "tests/flows/test_cli.py", "tests/flows/test_spec_file.py")
 """Tests of the core that no plug-in is needed for, and that look for plug-ins."""
@@ -158,13 +158,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plugin", sorted(PLUGINS))
 def test_each_plug_in_can_be_deleted(plugin: str, tree: Path, tmp_path: Path) -> None:
-    gone = [tree / place for place in places_of(plugin) if os.path.lexists(tree / place)]
+    deleted = [plugin, *BUILT_ON.get(plugin, ())]
+    gone = [tree / place for each in deleted for place in places_of(each) if os.path.lexists(tree / place)]
     for number, place in enumerate(gone):
         place.rename(tmp_path / str(number))
     try:
         with ThreadPoolExecutor() as beside:
             types = beside.submit(python, tree, "-m", "mypy")
-            check_imports(tree, [plugin], *QUICK)
+            check_imports(tree, deleted, *QUICK)
             types.result()
     finally:
         for number, place in enumerate(gone):

@@ -117,8 +117,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Room -> the rooms of its package that it may import, besides itself."""
 
-PLUGINS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["penstock"]["plugins"]
+_TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["penstock"]
+PLUGINS: dict[str, list[str]] = _TABLES["plugins"]
 """Plug-in -> its folders, which nothing outside of them imports: registries name what is in them (CONTRIBUTING)."""
+
+BUILT_ON: dict[str, list[str]] = _TABLES["built-on"]
+"""Plug-in -> those that may import it, and are deleted with it."""
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
@@ -201,7 +205,7 @@ def crossings(path: str, source: str) -> list[str]:
     found = []
     for line, module in imported_modules(source):
         plugin = plugin_of(PATHS.get(module, ""))
-        if plugin is not None and plugin != plugin_of(path):
+        if plugin is not None and plugin_of(path) not in (plugin, *BUILT_ON.get(plugin, ())):
             found.append(f"{path}:{line} imports {module} of the plug-in {plugin}: name it in a registry")
     return found
 
@@ -293,6 +297,8 @@ def test_only_a_plug_in_imports_itself() -> None:
         ("tasks/tune/spec.py", "penstock.flows.verbs.probe.reading", False),
         ("flows/tune/flow.py", "penstock.tasks.tune.record", True),
         ("training/frameworks/xgboost/library.py", "penstock.training.frameworks.boosted.rank", True),
+        ("training/frameworks/keras/loop.py", "penstock.training.frameworks.loops.steps", True),
+        ("training/frameworks/loops/steps.py", "penstock.training.frameworks.keras.loop", False),
         ("flows/tune/flow.py", "penstock.flows.verbs.run", True),
     ],
 )

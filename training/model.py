@@ -24,7 +24,6 @@ from penstock.usercode.capture import UserCode
 
 __all__ = [
     "ClassScores",
-    "LearningModel",
     "ModelSpec",
     "Predicts",
     "TrainedModel",
@@ -118,21 +117,6 @@ class TrainedModel(Predicts, Protocol):
         Raises:
             TrainingError: the model cannot predict, or does not return a tensor.
         """
-
-
-class LearningModel(TrainedModel, Protocol):
-    """A model that learns from one batch after the other, for `penstock.training.frameworks.in_process.InProcess`."""
-
-    num_parameters: int = 0
-    """Number of trainable weights, for `penstock check`."""
-
-    @abstractmethod
-    def learn(self, batch: dict[str, Tensor]) -> float:
-        """Learn from one step's rows; returns their mean loss."""
-
-    @abstractmethod
-    def files(self) -> Mapping[str, bytes]:
-        """Encode the learned state by file name, for the framework's loader. Equal weights give equal bytes."""
 
 
 class ModelSpec(Section):

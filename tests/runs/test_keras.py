@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from penstock.flows.verbs.init import create_project
-from penstock.training.frameworks.on_workers import installed
+from penstock.training.frameworks.loops.own_loop import installed
 from tests import ROOT
 from tests.runs.killed import calm_and_killed, mlflow_folder
 from tests.runs.raw_scores import check_raw_rows

@@ -10,7 +10,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.keras.library import TENSORFLOW, backend, build, choose_backend, inputs_of
 from penstock.training.frameworks.keras.loading import WEIGHTS, WHOLE, KerasModel
-from penstock.training.frameworks.on_workers import OwnLoop, installed, refuse_unread, require_installed
+from penstock.training.frameworks.loops.own_loop import OwnLoop, installed, refuse_unread, require_installed
 from penstock.training.model import Predicts, UsualPredicts
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec

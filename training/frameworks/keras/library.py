@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
-from penstock.training.frameworks.on_workers import build_user_model, installed
+from penstock.training.frameworks.loops.own_loop import build_user_model, installed
 from penstock.usercode.capture import UserCode
 
 __all__ = ["TENSORFLOW", "backend", "build", "choose_backend", "import_keras", "inputs_of"]

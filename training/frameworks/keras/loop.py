@@ -24,12 +24,12 @@ from penstock.training.frameworks.keras.loading import (
     read_variables,
     written_variables,
 )
+from penstock.training.frameworks.loops.steps import learn_batches
 from penstock.training.job import TrainJob
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
-from penstock.training.session.steps import learn_batches
 
 __all__ = ["fit"]
 

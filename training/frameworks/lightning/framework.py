@@ -18,7 +18,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, lightning_of, make_module, quiet, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, WEIGHTS, LightningModel
-from penstock.training.frameworks.on_workers import OwnLoop, installed, refuse_unread
+from penstock.training.frameworks.loops.own_loop import OwnLoop, installed, refuse_unread
 from penstock.training.frameworks.torch.one_batch import refusing_broadcasts, without_label
 from penstock.training.model import Predicts
 from penstock.training.own_values import OwnValues, collecting

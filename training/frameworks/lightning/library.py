@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.training.frameworks.on_workers import build_user_model
+from penstock.training.frameworks.loops.own_loop import build_user_model
 from penstock.usercode.capture import UserCode
 
 __all__ = ["DISTRIBUTIONS", "has_own", "lightning_of", "make_module", "quiet", "refuse_averages"]

@@ -21,12 +21,12 @@ from torch import Tensor
 from penstock.training.checkpoint.matching import load_matching, start_weights
 from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
+from penstock.training.frameworks.loops.steps import REPORT_EVERY, SavePlan, train_epochs, validation_epochs
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
-from penstock.training.session.steps import REPORT_EVERY, SavePlan, train_epochs, validation_epochs
 from penstock.training.step.unsaved import changed_state, unsaved_state
 
 __all__ = ["PRECISION", "fit"]

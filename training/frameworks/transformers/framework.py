@@ -9,7 +9,7 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.matching import shapes_of
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.frameworks.on_workers import OwnLoop, refuse_unread, require_installed
+from penstock.training.frameworks.loops.own_loop import OwnLoop, refuse_unread, require_installed
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import CONFIG, WEIGHTS, TransformersModel
 from penstock.training.model import Predicts

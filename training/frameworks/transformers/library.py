@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import did_you_mean
-from penstock.training.frameworks.on_workers import build_user_model
+from penstock.training.frameworks.loops.own_loop import build_user_model
 from penstock.training.model import ClassScores
 from penstock.usercode.capture import UserCode
 

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from penstock.training.checkpoint.matching import load_matching, start_weights
+from penstock.training.frameworks.loops.steps import REPORT_EVERY, Epochs, SavePlan, Validation, train_epochs
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import TransformersModel
 from penstock.training.job import TrainJob
@@ -28,7 +29,6 @@ from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng, seed_rng
 from penstock.training.session.session import Session
-from penstock.training.session.steps import REPORT_EVERY, Epochs, SavePlan, Validation, train_epochs
 from penstock.training.step.unsaved import changed_state, unsaved_state
 
 __all__ = ["fit"]

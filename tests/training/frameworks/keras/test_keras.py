@@ -23,7 +23,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.start_from import find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.keras.framework import KERAS
-from penstock.training.frameworks.on_workers import installed
+from penstock.training.frameworks.loops.own_loop import installed
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.ranks import Group

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.training.events import Printed
-from penstock.training.frameworks.on_workers import installed
+from penstock.training.frameworks.loops.own_loop import installed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.job import TrainJob
 from tests.guides.running import Prepared, checkpoints, prepare, reports, run_on_two

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from penstock.training.frameworks.on_workers import installed
+from penstock.training.frameworks.loops.own_loop import installed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.model import ModelSpec, load_model
 from tests import ROOT

@@ -6,19 +6,23 @@ The module imports no Ray, so that a package's module that names `InProcess` can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
 
 from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.training.frameworks.framework import TriedBatch
-from penstock.training.frameworks.on_workers import OnWorkers, build_user_model, refuse_unread
+from penstock.training.frameworks.loops.own_loop import build_user_model, refuse_unread
+from penstock.training.frameworks.on_workers import OnWorkers
 from penstock.training.job import TrainJob
-from penstock.training.model import LearningModel, Predicts, UsualPredicts
+from penstock.training.model import Predicts, TrainedModel, UsualPredicts
 from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.training.ranks import Group
     from penstock.training.session.session import Session
 
-__all__ = ["InProcess", "run_in_process"]
+__all__ = ["InProcess", "LearningModel", "run_in_process"]
 
 _UNREAD = {
     **dict.fromkeys(
@@ -41,6 +45,21 @@ _UNREAD = {
     "start_from": "load weights where the model is made",
 }
 """Field that is not read -> the way to do it here."""
+
+
+class LearningModel(TrainedModel, Protocol):
+    """A model that learns from one batch after the other, for `InProcess`."""
+
+    num_parameters: int = 0
+    """Number of trainable weights, for `penstock check`."""
+
+    @abstractmethod
+    def learn(self, batch: dict[str, Tensor]) -> float:
+        """Learn from one step's rows; returns their mean loss."""
+
+    @abstractmethod
+    def files(self) -> Mapping[str, bytes]:
+        """Encode the learned state by file name, for the framework's loader. Equal weights give equal bytes."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +125,7 @@ def run_in_process(job: TrainJob, group: Group, client: Any, *, stop: bool = Fal
 
 
 def _fit(framework: InProcess, job: TrainJob, group: Group, session: Session) -> None:
-    from penstock.training.session.steps import learn_batches
+    from penstock.training.frameworks.loops.steps import learn_batches
 
     newest = session.get_checkpoint()
     files = Storage(str(newest.path)) if newest is not None else None

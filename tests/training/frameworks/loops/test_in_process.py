@@ -11,8 +11,7 @@ import torch
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
-from penstock.training.frameworks.in_process import InProcess
-from penstock.training.model import LearningModel
+from penstock.training.frameworks.loops.in_process import InProcess, LearningModel
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 from tests.training.digits import SCHEMA

@@ -20,8 +20,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.events import Resumed, TrainProgress
 from penstock.training.frameworks import registry
-from penstock.training.frameworks.in_process import InProcess, run_in_process
-from penstock.training.model import LearningModel
+from penstock.training.frameworks.loops.in_process import InProcess, LearningModel, run_in_process
 from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, ListClient, make_job
