@@ -28,7 +28,6 @@ __all__ = [
     "endpoint_of",
     "is_local",
     "is_s3",
-    "object_store_options",
     "settings_of",
     "store_name",
     "store_problem",
@@ -162,26 +161,6 @@ def settings_of(uri: str) -> StoreSpec | None:
     path = f"{uri.split('://', 1)[1].rstrip('/')}/"
     found = _parsed(text)
     return next((spec for address, spec in found if path.startswith(address)), None)
-
-
-def object_store_options(uri: str) -> dict[str, str]:
-    """Return the settings of an S3 location for libraries on Rust's `object_store`; it reads the rest from the environment.
-
-    Raises:
-        PreflightError: as `StoreSpec.credentials`.
-    """
-    endpoint, settings = endpoint_of(uri), settings_of(uri)
-    options = {"aws_endpoint": endpoint, "allow_http": "true"} if endpoint else {}
-    if settings is None or not is_s3(uri):
-        return options
-    if settings.region is not None:
-        options["aws_region"] = settings.region
-    if settings.anonymous:
-        options["aws_skip_signature"] = "true"
-    if (credentials := settings.credentials()) is not None:
-        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-        options |= {name: value for name, value in zip(names, credentials, strict=True) if value}
-    return options
 
 
 @functools.lru_cache(maxsize=8)

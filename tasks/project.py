@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, PenstockError, SpecError
-from penstock.ingest.files.listing import Listing, SourceFile, list_source
+from penstock.ingest.files.listing import Listing, SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.messages import combine_errors
@@ -64,11 +64,7 @@ class Project:
     def listing(self) -> Listing:
         """Return the source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         found = format_of(self.spec.data)
-        if found.is_kept:
-            from penstock.ingest.formats.kept import list_kept  # loaded only for sources without files
-
-            return list_kept(self.spec.data, self.base_dir, self.storage, self.code_files)
-        return list_source(self.spec.data, self.base_dir, found.extensions)
+        return found.listing(self.spec.data, self.base_dir, self.storage, self.code_files if found.is_kept else ())
 
     def look_for(self, *more: Callable[[], object], lists: bool = True) -> None:
         """Check that the files of rows and of code exist that the pipeline file names.

@@ -25,7 +25,7 @@ from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import prepare_environment, ray_cluster
 from penstock.ingest.files.listing import Listing, SourceFile
-from penstock.ingest.formats.kept import forget_others, list_kept
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
@@ -82,7 +82,7 @@ def predict(request: PredictRequest) -> State[Any]:
             output.claim(asked.input_digest, result["input"])
             if listing is None:
                 reporter.report(f"{model.uri}: reading {shorten(asked.data.train)}")
-                listing = list_kept(asked.data, base_dir, storage.child(OWN))
+                listing = format_of(asked.data).listing(asked.data, base_dir, storage.child(OWN))
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files)
@@ -93,8 +93,7 @@ def predict(request: PredictRequest) -> State[Any]:
             progress = reporter.progress("predict") if work.todo else silent
             with passing_prints(lambda line: reporter.report(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
-            if asked.is_kept:
-                forget_others(listing.files, storage.child(OWN))
+            format_of(asked.data).forget_others(listing.files, storage.child(OWN))
             stopping.check()
         except BaseException as error:
             stopped = stop_behind(error)

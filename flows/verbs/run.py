@@ -15,7 +15,7 @@ from penstock.flows.preflight.checks import Preflight
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, spec_path
-from penstock.ingest.formats.kept import keep_object
+from penstock.ingest.formats.arrow_files import keep_object
 from penstock.ingest.schema import SPLITS
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean, shorten

@@ -39,11 +39,12 @@ __all__ = [
     "Cut",
     "Listing",
     "SourceFile",
-    "TableFiles",
     "extension_of",
+    "fingerprints",
     "fingerprints_of",
     "list_location",
     "list_source",
+    "listing_problem",
     "values_in_folders",
 ]
 
@@ -193,17 +194,6 @@ def values_in_folders(name: str) -> dict[str, str | None]:
     }
 
 
-class TableFiles(Section):
-    """The files that a table's log names, where the table is nothing but files."""
-
-    root: str
-    """Folder or URL."""
-    names: tuple[str, ...]
-    """Below the root."""
-    types: dict[str, str]
-    """Column in the names of the folders -> its type as text."""
-
-
 _LISTED = {"uri", "name", "location", "size_bytes", "fingerprint"}
 
 
@@ -228,14 +218,14 @@ class Listing(NamedTuple):
 
 
 def list_source(
-    data: DataSpec, base_dir: Path, extensions: tuple[str, ...], known: Mapping[Split, TableFiles] | None = None
+    data: DataSpec, base_dir: Path, extensions: tuple[str, ...], known: Mapping[Split, list[SourceFile]] | None = None
 ) -> Listing:
     """List the files of every location. Local ones are read through once.
 
     Args:
         base_dir: where relative paths start.
         extensions: those of the format (penstock.ingest.formats.format), in lower case and with the dot.
-        known: locations whose files need not be found.
+        known: the files of locations where they need not be found.
 
     Raises:
         SpecError: the split rules contradict each other.
@@ -249,7 +239,7 @@ def list_source(
     for split in data.locations:
         location = data.place(split)
         if known is not None and split in known:
-            files += _list_named(known[split], split)
+            files += known[split]
         elif isinstance(location, str):
             try:
                 found = list_location(data.format, extensions, base_dir, location, split)
@@ -262,39 +252,6 @@ def list_source(
         raise combine_errors(problems, f"{len(problems)} locations of the section data cannot be read")
     _refuse_shared_files(files)
     return Listing(files, left_out)
-
-
-def _list_named(named: TableFiles, split: Split) -> list[SourceFile]:
-    probe_endpoint(named.root)
-    fs, root = filesystem_of(named.root)
-    names = sorted(named.names)
-
-    def found(name: str) -> dict[str, Any]:
-        try:
-            return fs.info(f"{root}/{name}")  # type: ignore[no-any-return]
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{named.root}/{name}: is gone, and the table's log names it",
-                next_step="name a newer version of the table; what cleans it up (VACUUM, expire_snapshots) takes old ones away",
-            ) from error
-        except Exception as error:  # every store has errors of its own
-            raise _listing_problem(f"data.{split}", f"{named.root}/{name}", error) from error
-
-    with ThreadPoolExecutor(_LOOKS) as pool:
-        infos = dict(zip((f"{root}/{name}" for name in names), pool.map(found, names), strict=True))
-    return [
-        SourceFile(
-            uri=f"{named.root}/{name}",
-            name=name,
-            location=split,
-            size_bytes=int(info["size"] or 0),
-            fingerprint=fingerprint,
-            folder_types=tuple(sorted(named.types.items())),
-        )
-        for name, info, fingerprint in zip(
-            names, infos.values(), _fingerprints(fs, infos, by_content=is_local(named.root)), strict=True
-        )
-    ]
 
 
 def extension_of(name: str) -> str:
@@ -336,7 +293,7 @@ def list_location(
         _refuse_uncommitted(called, fs, wanted)
         _refuse_dataset_dicts(called, fs, [] if whole else [root], found)
         _refuse_dangling(wanted)
-        fingerprints = _fingerprints(fs, wanted, by_content=is_local(uri))
+        prints = fingerprints(fs, wanted, by_content=is_local(uri))
         files = [
             SourceFile.model_construct(  # without the checks, and one set of names: there may be millions
                 _LISTED,
@@ -346,12 +303,12 @@ def list_location(
                 size_bytes=int(info["size"] or 0),
                 fingerprint=fingerprint,
             )
-            for (full, info), fingerprint in zip(wanted.items(), fingerprints, strict=True)
+            for (full, info), fingerprint in zip(wanted.items(), prints, strict=True)
         ]
     except PenstockError:
         raise
     except Exception as error:  # every store has errors of its own
-        raise _listing_problem(called, uri, error) from error
+        raise listing_problem(called, uri, error) from error
     if not files:
         skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(found)]
         raise DataError(
@@ -482,7 +439,7 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
     return "data" if globbed or is_format or not extension_of(last) else "left out"
 
 
-def _fingerprints(fs: AbstractFileSystem, found: Mapping[str, dict[str, Any]], *, by_content: bool) -> list[str]:
+def fingerprints(fs: AbstractFileSystem, found: Mapping[str, dict[str, Any]], *, by_content: bool) -> list[str]:
     """Return the fingerprint of each file: on a local disk the digest of its content, unless that would take too long."""
     if by_content and sum(info["size"] for info in found.values()) <= DIGESTED_BYTES:
         with contextlib.suppress(OSError):  # the reader names every file that it cannot open
@@ -531,7 +488,8 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
         )
 
 
-def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
+def listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
+    """Turn what a store raised while its files were listed into an error that names the location."""
     where = f"{called}: {uri}"
     if isinstance(error, FileNotFoundError):
         if not is_local(uri):

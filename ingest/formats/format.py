@@ -6,34 +6,19 @@ docs/extend/format.md has a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from penstock.config import Section
-from penstock.ingest.files.listing import TableFiles
+from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
+from penstock.storage import Storage
 
-__all__ = ["Format", "Origin"]
-
-
-class Origin(NamedTuple):
-    """Rows from elsewhere than files, before they are read."""
-
-    identity: Any
-    """JSON that is the same as long as the rows are: they are read again when it changes."""
-    rows: Callable[[], Any]
-    """Read them: a table, or an iterable of Arrow tables or record batches, pandas DataFrames, or dicts of arrays."""
-    version: str = ""
-    """Part of the files' names, so that it is in the key and in what is shown: `version-12`."""
-    reading: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context around `rows` and the iteration: turns failures into penstock's errors."""
-    files: Callable[[], TableFiles | None] | None = None
-    """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
+__all__ = ["Format"]
 
 
 class Format(Protocol):
@@ -52,7 +37,8 @@ class Format(Protocol):
     """Distributions that decide how its files are read, besides pyarrow: their versions are part of the keys, and each node of
     a cluster is asked for the same ones."""
     is_kept: ClassVar[bool] = False
-    """Whether `data.train` names no files, but rows that are written to the storage first: then `origin` is asked for them."""
+    """Whether `data.train` names no files, but rows that are written to the storage first, as `KeptFormat` of
+    penstock.ingest.formats.sources.kept does it."""
     pins: ClassVar[tuple[str, ...]] = ()
     """Options that name the state of the source that is read, where `is_kept`: predictions read the newest, whatever a
     model was trained on."""
@@ -69,21 +55,21 @@ class Format(Protocol):
     not_features: ClassVar[tuple[str, ...]] = ()
     """Columns of text, such as the file's name, that transforms may use and training does not see."""
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
-        """Find rows from elsewhere than files, where `is_kept`. Runs in the driver whenever the sources are listed.
+    def listing(self, data: DataSpec, base_dir: Path, storage: Storage, code_files: Sequence[str] = ()) -> Listing:
+        """List the files that hold the rows. Runs in the driver.
 
         Args:
-            target: the value of `data.train`, or another split.
             base_dir: the folder of the pipeline file.
+            storage: gets the rows where `is_kept`.
+            code_files: files on which a source that is user code depends, besides those that it names (`code.files`).
 
         Raises:
-            SpecError, DataError, ServiceError: there is nothing there, or it does not answer.
+            SpecError, PreflightError, DataError, ServiceError: there is nothing there, or it does not answer.
         """
-        raise NotImplementedError(f"{type(self).__name__} reads files")
+        return list_source(data, base_dir, self.extensions)
 
-    def with_code_files(self, code_files: Sequence[str]) -> Format:
-        """Return the format for sources that depend on these files, too, where they are user code (`code.files`)."""
-        return self
+    def forget_others(self, files: Sequence[SourceFile], storage: Storage) -> None:
+        """Delete rows in the storage that are of other sources than `files`, which `listing` gave, where `is_kept`."""
 
     def reader(self, data: DataSpec, options: Any) -> Reader:
         """Make the reader of a pipeline's files.

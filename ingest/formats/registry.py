@@ -39,7 +39,7 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "iceberg": f"{_SOURCES}.iceberg:IcebergFormat",
         "lance": f"{_SOURCES}.lance:LanceFormat",
         "sql": f"{_SOURCES}.sql:SqlFormat",
-        "python": "penstock.ingest.formats.python:PythonFormat",
+        "python": f"{_SOURCES}.python:PythonFormat",
     },
 )
 """Name in `data.format` to the format's class."""

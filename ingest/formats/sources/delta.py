@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,13 +13,11 @@ from pydantic import NonNegativeInt
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.files.listing import TableFiles
-from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin, TableFiles
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
-from penstock.ingest.formats.sources.tables import address_of, naming
+from penstock.ingest.formats.sources.tables import address_of, naming, object_store_options
 from penstock.ingest.spec import DataSpec
-from penstock.stores import object_store_options
 
 __all__ = ["DeltaFormat", "DeltaOptions"]
 
@@ -31,15 +29,13 @@ class DeltaOptions(Section):
     """The version; without it the newest one, as it is when a run begins."""
 
 
-class DeltaFormat(Format):
+class DeltaFormat(KeptFormat):
     """A Delta table at one version; its Parquet files are read as they are, or else its rows copied to the storage once."""
 
-    extensions = (".arrow",)
-    is_kept = True
     pins = ("version",)
     Options = DeltaOptions
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+    def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the table, known by its id and version, at any place."""
         deltalake = library("deltalake", "delta", "delta")
         uri, wanted = address_of(target, base_dir), data.__dict__["delta"].version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.files.listing import TableFiles
-from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin, TableFiles
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
 from penstock.ingest.formats.sources.tables import address_of, naming
 from penstock.ingest.spec import DataSpec
@@ -33,16 +33,14 @@ class IcebergOptions(Section):
     """The snapshot's id; without it the current one, as it is when a run begins."""
 
 
-class IcebergFormat(Format):
+class IcebergFormat(KeptFormat):
     """An Iceberg table at one snapshot; its Parquet files are read as they are, or else its rows copied to the storage once."""
 
-    extensions = (".arrow",)
-    is_kept = True
     pins = ("snapshot",)
     folder_columns = False
     Options = IcebergOptions
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+    def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the table, known by its id, snapshot and schema."""
         options: IcebergOptions = data.__dict__["iceberg"]
         with naming("Iceberg table", target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ from pydantic import PositiveInt
 
 from penstock.config import Section
 from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.reader import library
-from penstock.ingest.formats.sources.tables import address_of, naming
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin
+from penstock.ingest.formats.sources.tables import address_of, naming, object_store_options
 from penstock.ingest.spec import DataSpec
-from penstock.stores import object_store_options
 
 __all__ = ["LanceFormat", "LanceOptions"]
 
@@ -25,16 +25,14 @@ class LanceOptions(Section):
     """The version; without it the newest one, as it is when a run begins."""
 
 
-class LanceFormat(Format):
+class LanceFormat(KeptFormat):
     """A Lance dataset at one version, which is part of the key; its rows are copied to the storage once."""
 
-    extensions = (".arrow",)
-    is_kept = True
     pins = ("version",)
     folder_columns = False
     Options = LanceOptions
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+    def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the dataset, known by its version and when that was made, since it has no id."""
         uri, wanted = address_of(target, base_dir), data.__dict__["lance"].version
         with naming("Lance dataset", uri):

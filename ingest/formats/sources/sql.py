@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.errors import DataError, PreflightError
 from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin
 from penstock.ingest.formats.sources.tables import naming
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -39,16 +39,14 @@ class SqlOptions(Section):
     """Another text, such as a date, reads the rows again; it is part of the key and of the files' names."""
 
 
-class SqlFormat(Format):
+class SqlFormat(KeptFormat):
     """What a database answers to a query, through SQLAlchemy; the rows are copied to the storage once."""
 
-    extensions = (".arrow",)
-    is_kept = True
     pins = ("snapshot",)
     folder_columns = False
     Options = SqlOptions
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+    def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the query, known by its text, the database's address and the snapshot."""
         options: SqlOptions = data.__dict__["sql"]
         query = _query(target, base_dir)

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.files.listing import SourceFile, TableFiles, values_in_folders
+from penstock.ingest.files.listing import SourceFile, values_in_folders
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.parquet import ParquetReader
 from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.formats.sources.kept import TableFiles
 
 __all__ = ["TableReader", "plain_files"]
 

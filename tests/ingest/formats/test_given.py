@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from penstock.errors import DataError
-from penstock.ingest.formats.kept import keep_object
+from penstock.ingest.formats.arrow_files import keep_object
 from penstock.storage import Storage
 
 ROWS = {"x": [1, 2, 3], "text": ["a", None, "c"]}

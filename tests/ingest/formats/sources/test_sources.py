@@ -19,13 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError, PenstockError, PreflightError
-from penstock.ingest.formats.kept import keep_object, list_kept
+from penstock.ingest.formats.arrow_files import keep_object
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
+from penstock.ingest.formats.sources.tables import object_store_options
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
-from penstock.stores import StoreSpec, object_store_options, use_stores
+from penstock.stores import StoreSpec, use_stores
 from penstock.tasks.rows import READ as STAGE
 from tests.ingest.reading import read_rows, write_files
 
@@ -36,7 +38,7 @@ SECOND = pa.table({"x": [4, 5], "kind": ["b", "c"]})
 def read(folder: Path, format: str, train: str, **options: Any) -> tuple[SourceSnapshot, list[dict[str, Any]]]:
     section = {"format": format, "train": train, format: options}
     data = spec_class_for(section).model_validate(section)
-    files = list_kept(data, folder, Storage(str(folder / "storage"))).files
+    files = format_of(data).listing(data, folder, Storage(str(folder / "storage"))).files
     snapshot = read_source(data, files, silent)
     rows = [row for batch in iterate_rows(data, snapshot, snapshot.files) for row in batch.table.to_pylist()]
     return snapshot, sorted(rows, key=lambda row: row["x"])
@@ -195,7 +197,7 @@ def copied_iceberg(folder: Path) -> Copied:
 def test_copy_of_a_table_holds_the_rows_that_are_left(tmp_path: Path, made: Callable[[Path], Copied]) -> None:
     table = made(tmp_path)
     data = spec_class_for(table.section).model_validate(table.section)
-    files = list_kept(data, tmp_path, Storage(str(tmp_path / "storage"))).files
+    files = format_of(data).listing(data, tmp_path, Storage(str(tmp_path / "storage"))).files
     assert [file.name.split("/")[1] for file in files] == ["part-00000.arrow"]
     snapshot = read_source(data, files, silent)
     rows = pa.concat_tables([batch.table for batch in iterate_rows(data, snapshot, snapshot.files)])
@@ -396,7 +398,7 @@ def test_files_on_this_machine_are_copied_to_a_storage_that_others_read(tmp_path
     delta(tmp_path)
     section = {"format": "delta", "train": "table"}
     data = spec_class_for(section).model_validate(section)
-    files = list_kept(data, tmp_path, Storage(f"memory://copied{tmp_path}")).files
+    files = format_of(data).listing(data, tmp_path, Storage(f"memory://copied{tmp_path}")).files
     assert [file.uri.startswith("memory://") for file in files] == [True] and files[0].state == "version-1"
 
 

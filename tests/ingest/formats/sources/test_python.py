@@ -16,7 +16,8 @@ from PIL import Image
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import list_source
-from penstock.ingest.formats.kept import keep_object, list_kept
+from penstock.ingest.formats.arrow_files import keep_object
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.progress import silent
@@ -47,7 +48,7 @@ def read(folder: Path, source: str, **options: Any) -> pa.Table:
     (folder / "source.py").write_text(source)
     section = {"format": "python", "train": "source.py:rows", "python": options}
     data = spec_class_for(section).model_validate(section)
-    files = list_kept(data, folder, Storage(str(folder / "storage"))).files
+    files = format_of(data).listing(data, folder, Storage(str(folder / "storage"))).files
     snapshot = read_source(data, files, silent)
     return pa.concat_tables(batch.table for batch in iterate_rows(data, snapshot, snapshot.files))
 
@@ -100,7 +101,7 @@ D = dt.datetime(2020, 1, 1, 17)
     ("body", "message"),
     [
         ("return 3", "gave a int .*are not rows"),
-        ("return iter(())", "gave no rows"),
+        ("return iter(())", "holds no rows"),
         ("yield {'x': [1, 'a']}", "table 0 .*, column 'x' does not become Arrow"),
         ("yield {'x': [2**64]}", "column 'x' does not become Arrow: Python int too large"),
         ("yield {'x': [D.date(), D]}", r"column 'x', row 1 holds .*17.*, which would become datetime.date\("),
@@ -145,7 +146,8 @@ def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:
     source = "import ray\n\ndef rows():\n    ray.init(num_cpus=1, include_dashboard=False)\n    return ray.data.range(1000)\n"
     (tmp_path / "source.py").write_text(source)
     script = (
-        "import sys; from pathlib import Path; from tests.ingest.formats.test_python import read; folder = Path(sys.argv[1])\n"
+        "import sys; from pathlib import Path; folder = Path(sys.argv[1])\n"
+        "from tests.ingest.formats.sources.test_python import read\n"
         "rows = read(folder, (folder / 'source.py').read_text())['id'].to_pylist(); import ray\n"
         "print(sorted(rows) == list(range(1000)), ray.is_initialized())\n"
     )
@@ -166,7 +168,7 @@ def test_the_page_pairs_images_with_masks_of_another_folder(tmp_path: Path) -> N
     def prepared() -> pa.Table:
         (tmp_path / "source.py").write_text(source)
         data = spec_class_for(spec).model_validate(spec)
-        snapshot = read_source(data, list_kept(data, tmp_path, Storage(str(tmp_path / "storage"))).files, silent)
+        snapshot = read_source(data, format_of(data).listing(data, tmp_path, Storage(str(tmp_path / "storage"))).files, silent)
         rows = pa.concat_tables(batch.table for batch in iterate_rows(data, snapshot, snapshot.files))
         return transform_table(rows, [{"drop": ["name"]}], label="mask", images=spec["images"])
 
@@ -190,6 +192,6 @@ def test_a_changed_file_of_code_files_calls_the_function_again(tmp_path: Path) -
     data = spec_class_for(section).model_validate(section)
     for number in (1, 2):
         (tmp_path / "a.num").write_text(str(number))
-        files = list_kept(data, tmp_path, Storage(str(tmp_path / "storage")), code_files=["a.num"]).files
+        files = format_of(data).listing(data, tmp_path, Storage(str(tmp_path / "storage")), code_files=["a.num"]).files
         snapshot = read_source(data, files, silent)
         assert [batch.table["x"].to_pylist() for batch in iterate_rows(data, snapshot, snapshot.files)] == [[number]]

@@ -1,14 +1,10 @@
-"""How do rows from elsewhere become files? They are written once as Arrow, and are read like any other.
-
-So every process reads the same rows, however often and on whatever machine, and a source that gives others the next time is
-noticed by its rows rather than in the middle of a training.
-"""
+"""How are rows from elsewhere, such as those that a program holds, written as Arrow files, which are read like any others?"""
 
 from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,94 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from penstock.digest import bytes_digest, digest_of, stream_digest
+from penstock.digest import bytes_digest, stream_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
-from penstock.ingest.formats.format import Origin
 from penstock.ingest.formats.given import GIVEN, is_ray_dataset, tables_of
-from penstock.ingest.formats.registry import format_of
 from penstock.ingest.ray_tasks import raising_ours
-from penstock.ingest.schema import SPLITS, Split
-from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
-from penstock.progress import announce_wait
 from penstock.storage import Storage
-from penstock.stores import is_local
 
-__all__ = ["forget_others", "keep_object", "list_kept"]
+__all__ = ["keep_object", "write_rows"]
 
 
 PART_BYTES = 32 << 20
 """About what a file holds: what is in memory at once, and what one worker prepares."""
-
-
-def list_kept(
-    data: DataSpec,
-    base_dir: Path,
-    storage: Storage,
-    code_files: Sequence[str] = (),
-) -> Listing:
-    """Return the files that hold the rows of the sources: those of a table as they are, or files written once.
-
-    Args:
-        base_dir: the folder of the pipeline file, where relative paths start.
-        storage: gets the rows below `sources/`.
-        code_files: files besides those that it names on which a source that is user code depends.
-
-    Raises:
-        SpecError, PreflightError: a source is not there, or its library is not.
-        DataError: it cannot be read, or gives something other than rows.
-    """
-    form = format_of(data).with_code_files(code_files)
-    kept: dict[str, str] = {}
-    known: dict[Split, TableFiles] = {}
-    states: dict[Split, str] = {}
-    for split in data.locations:
-        target = data.place(split)
-        if isinstance(target, str):
-            origin = form.origin(data, target, base_dir)
-            folder = f"sources/{digest_of(origin.identity)}"
-            if not storage.exists(f"{folder}/done.json"):
-                note = _keep(origin, target, storage, folder, is_code=data.format == "python")
-                storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, **note})
-            done = storage.read_json(f"{folder}/done.json")
-            states[split] = origin.version
-            if "files" in done:
-                known[split] = TableFiles.model_validate(done["files"])
-            else:
-                kept[split] = storage.uri(f"{folder}/{done['rows_in']}")
-    datasets = {name: kept.get(name, place) for name, place in data.datasets.items()}
-    update = {**{split: kept[split] for split in SPLITS if split in kept}, "datasets": datasets}
-    listing = list_source(data.model_copy(update=update), base_dir, form.extensions, known)
-    files = [file.model_copy(update={"state": states[file.location]}) for file in listing.files]
-    return Listing(files, listing.left_out)
-
-
-def _keep(origin: Origin, target: str, storage: Storage, folder: str, *, is_code: bool) -> dict[str, Any]:
-    """Read the note on where the rows are. It is written last: of two processes at once each writes rows of its own."""
-    with origin.reading():
-        files = None if origin.files is None else origin.files()
-        if files is not None and _is_seen_with(storage, files.root):
-            return {"files": files.model_dump(mode="json")}
-        attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
-        with announce_wait(f"the rows of {shorten(target)}, which are copied to the storage once"):
-            written = _write(storage, f"{folder}/{attempt}/part", origin.rows(), target)
-        if not written:
-            raise _no_rows(target) if is_code else DataError(f"{target} holds no rows", next_step="write some, or correct data")
-    return {"rows_in": attempt.split("/")[0]}
-
-
-def _is_seen_with(storage: Storage, root: str) -> bool:
-    """Whether a cluster that shares the storage reads `root`, too, judged by the addresses."""
-    return storage.is_local or not is_local(root)
-
-
-def forget_others(files: Sequence[SourceFile], storage: Storage) -> None:
-    """Delete what is kept in the storage of other sources, or of other states of them, than `files`, which `list_kept` gave."""
-    for folder in storage.list("sources"):
-        if not any(file.uri.startswith(f"{storage.uri(f'sources/{folder}')}/") for file in files):
-            storage.delete(f"sources/{folder}")
 
 
 def keep_object(value: Any, storage: Storage, name: str) -> str:
@@ -118,7 +39,7 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     if is_ray_dataset(value):
         return _keep_dataset(value, storage, name)
     with tempfile.TemporaryDirectory(prefix="penstock-rows-") as made:  # an iterator gives its rows once
-        digests = _write(Storage(made), "part", value, name)
+        digests = write_rows(Storage(made), "part", value, name)
         if not digests:
             raise _no_rows(name)
         folder = f"sources/{stream_digest(digests)}"
@@ -133,7 +54,7 @@ def _keep_dataset(dataset: Any, storage: Storage, name: str) -> str:
     """Do as `keep_object` with a lazy `ray.data.Dataset`, whose rows are known only once they are written."""
     folder = f"sources/ray-{uuid.uuid4().hex}"
     try:
-        digests = _write(storage, f"{folder}/rows/part", dataset, name)
+        digests = write_rows(storage, f"{folder}/rows/part", dataset, name)
     except BaseException:  # a large dataset that fails again and again would fill the storage
         storage.delete(folder)
         raise
@@ -153,7 +74,7 @@ def _no_rows(name: str) -> DataError:
     return DataError(f"{name} gave no rows", next_step=f"let it return or yield {GIVEN}")
 
 
-def _write(storage: Storage, path: str, value: Any, name: str) -> list[bytes]:
+def write_rows(storage: Storage, path: str, value: Any, name: str) -> list[bytes]:
     """Write rows as files whose names begin with `path`; return the digest of each, in their order."""
     if is_ray_dataset(value):
         return _write_dataset(storage, path, value, name)
@@ -165,7 +86,7 @@ def _write(storage: Storage, path: str, value: Any, name: str) -> list[bytes]:
 
 
 def _write_dataset(storage: Storage, path: str, dataset: Any, name: str) -> list[bytes]:
-    """Do as `_write` in tasks of the dataset's own cluster: a file a block, in the order of the blocks. No rows come here."""
+    """Do it in tasks of the dataset's own cluster: a file a block, in the order of the blocks. No rows come here."""
     from ray.data import Datasink
     from ray.data.block import BlockAccessor
 

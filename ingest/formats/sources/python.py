@@ -14,7 +14,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin
 from penstock.ingest.spec import DataSpec
 from penstock.messages import describe_error
 from penstock.usercode.capture import UserCode, capture
@@ -37,38 +37,30 @@ class PythonOptions(Section):
     `source.py:version` it is a function, which is called with the params each time and returns the text."""
 
 
-class PythonFormat(Format):
+class PythonFormat(KeptFormat):
     """Rows that a function gives: `train: source.py:rows`. `penstock.run(file, data={"train": frame})` needs no function."""
 
-    extensions = (".arrow",)
-    is_kept = True
     pins = ("fingerprint",)
     Options = PythonOptions
-
-    def __init__(self, code_files: Sequence[str] = ()) -> None:
-        self._code_files = code_files
-
-    def with_code_files(self, code_files: Sequence[str]) -> PythonFormat:
-        """Return the format for functions that depend on these files, too."""
-        return PythonFormat(code_files)
 
     def reader(self, data: DataSpec, options: PythonOptions) -> ArrowReader:
         """Read the files that the rows were written to."""
         return ArrowReader()
 
-    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+    def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the function, known by its code, its params and the fingerprint."""
         options: PythonOptions = data.__dict__.get("python") or PythonOptions()
-        code = capture(target, base_dir, options.params, files=self._code_files)
-        identity = [code.digest, options.model_dump(mode="json")["params"], self._fingerprint(options, base_dir)]
+        code = capture(target, base_dir, options.params, files=code_files)
+        identity = [code.digest, options.model_dump(mode="json")["params"], _fingerprint(options, base_dir, code_files)]
         return Origin(identity, lambda: _call(code, options, base_dir), reading=lambda: _reading(code))
 
-    def _fingerprint(self, options: PythonOptions, base_dir: Path) -> str:
-        if ":" not in options.fingerprint:
-            return options.fingerprint
-        code = capture(options.fingerprint, base_dir, options.params, files=self._code_files)
-        with _naming(code):
-            return str(_call(code, options, base_dir))
+
+def _fingerprint(options: PythonOptions, base_dir: Path, code_files: Sequence[str]) -> str:
+    if ":" not in options.fingerprint:
+        return options.fingerprint
+    code = capture(options.fingerprint, base_dir, options.params, files=code_files)
+    with _naming(code):
+        return str(_call(code, options, base_dir))
 
 
 def _call(code: UserCode, options: PythonOptions, base_dir: Path) -> Any:
