@@ -1,4 +1,4 @@
-"""How much time does each phase of preparing and reading rows take? A clock adds up seconds by phase.
+"""Which phase of preparing and reading rows does a process work on? It is reported to a clock, if one runs.
 
 `penstock probe` runs a clock in each process that reads. Training runs none: a phase then costs half a microsecond per shard,
 table or group of batches.
@@ -6,21 +6,10 @@ table or group of batches.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections.abc import Iterator
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Final, Literal, Protocol, TypeVar, get_args
 
-__all__ = [
-    "PHASES",
-    "Phase",
-    "PhaseClock",
-    "count_fetched",
-    "counting",
-    "phase",
-    "timed",
-]
+__all__ = ["PHASES", "Clock", "Phase", "count_fetched", "phase", "run_clock", "timed"]
 
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
@@ -33,54 +22,27 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 T = TypeVar("T")
 
 
-class PhaseClock:
-    """Seconds by phase in one process. The time of nested phases counts for the innermost."""
+class Clock(Protocol):
+    """Counts seconds by phase in one process."""
 
-    def __init__(self) -> None:
-        self.fetched_bytes = 0
-        """Bytes of shards from a remote store."""
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._lock = threading.Lock()
-        self._open = threading.local()
-
-    def take(self) -> dict[Phase, float]:
-        """Return the seconds so far and restart from 0."""
-        with self._lock:
-            seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
-        return seconds
+    fetched_bytes: int
+    """Bytes of shards from a remote store."""
 
     def enter(self, name: Phase) -> None:
         """Begin a phase in this thread."""
-        self._stack().append([name, time.perf_counter(), 0.0])
 
     def leave(self) -> None:
         """End the last phase that this thread began."""
-        stack = self._stack()
-        name, began_s, inner_s = stack.pop()
-        spent_s = time.perf_counter() - began_s
-        if stack:
-            stack[-1][2] += spent_s
-        with self._lock:
-            self._seconds[name] += spent_s - inner_s
-
-    def _stack(self) -> list[list[Any]]:
-        if not hasattr(self._open, "stack"):
-            self._open.stack = []
-        return self._open.stack  # type: ignore[no-any-return]
 
 
-_running: PhaseClock | None = None
+_running: Clock | None = None
 
 
-@contextlib.contextmanager
-def counting() -> Iterator[PhaseClock]:
-    """Run a clock in this process during the block."""
+def run_clock(clock: Clock | None) -> Clock | None:
+    """Let `clock` count in this process from now on; return the one before."""
     global _running
-    before, _running = _running, PhaseClock()
-    try:
-        yield _running
-    finally:
-        _running = before
+    before, _running = _running, clock
+    return before
 
 
 class phase:

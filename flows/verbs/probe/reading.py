@@ -17,8 +17,9 @@ import torch
 from pydantic import Field
 
 from penstock.config import Section
+from penstock.flows.verbs.probe.clock import PhaseClock, counting
 from penstock.ingest.feed.batch import Batch, Feed
-from penstock.ingest.phases import PHASES, Phase, PhaseClock, counting
+from penstock.ingest.phases import PHASES, Phase
 from penstock.storage import Storage
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.job import TrainJob

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from penstock.flows.verbs.probe.clock import counting
 from penstock.flows.verbs.probe.probe import ADVICE, scratch_folder
 from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.feed.stream import StreamFeed
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.phases import counting, phase, timed
+from penstock.ingest.phases import phase, timed
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
