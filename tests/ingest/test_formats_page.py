@@ -201,13 +201,3 @@ def test_a_column_that_a_file_lacks_is_refused_or_null_there(tmp_path: Path, for
     data = {"format": format, "train": ".", "missing_columns": None}  # what YAML reads of `missing_columns: null`
     source = Source.of(tmp_path, {}, [FILL], **data)
     assert source.materialize().rows["train"] == 5
-
-
-def test_structs_become_columns_and_their_nulls_stay() -> None:
-    structs = pa.array([{"a": 1, "b": {"c": 0.5}}, None, {"a": None, "b": None}])
-    made = transform_table(pa.table({"s": structs, "x": [1, 2, 3]}), [{"flatten": {"columns": "*"}}, FILL])
-    assert made.select(["s.a", "s.b.c", "x"]).to_pydict() == {"s.a": [1, 0, 0], "s.b.c": [0.5, 0.0, 0.0], "x": [1, 2, 3]}
-    with pytest.raises(DataError, match=r"flatten gives two columns the name 's\.a'"):
-        transform_table(pa.table({"s": structs, "s.a": [1, 2, 3]}), [{"flatten": {"columns": ["s"]}}])
-    with pytest.raises(DataError, match="flatten cannot take column 'x'"):
-        transform_table(pa.table({"x": [1]}), [{"flatten": {"columns": ["x"]}}])

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from penstock.errors import DataError
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from tests import ROOT
-from tests.ingest.preparing import Source, transform_table
+from tests.ingest.preparing import Source
 
 TRAIN = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 3]})
 TEST = pa.table({"c": ["b", "q"], "i": [1, 9]})
@@ -57,27 +56,6 @@ def test_unknown_category_may_be_an_error(tmp_path: Path, step: dict[str, Any]) 
 def test_one_hot_error_with_max_categories_is_refused() -> None:
     with pytest.raises(ValidationError, match="unknown must be ignore or code"):
         TransformSpec.model_validate({"one_hot": {"columns": ["c"], "unknown": "error", "max_categories": 2}})
-
-
-def test_hashing_buckets_are_stable() -> None:
-    table = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 1], "t": pa.array([["a", "a"], [], ["b"]], pa.list_(pa.string()))})
-    made = transform_table(table, [{"hashing": {"columns": ["c", "i", "t"], "buckets": 16}}])
-    buckets = made.column("c").to_pylist()
-    # Written down once: if these change, a model looks its embeddings up in the wrong places.
-    assert buckets == [5, 13, 5]
-    assert made.column("i").to_pylist()[0] == made.column("i").to_pylist()[2]
-    counts = np.array([row.as_py() for row in made.column("t")])
-    assert counts.shape == (3, 16) and counts[0, buckets[0]] == 2 and counts[2, buckets[1]] == 1 and counts.sum() == 3
-    other = transform_table(table, [{"hashing": {"columns": ["c"], "buckets": 16, "seed": 1}}, {"drop": ["t"]}])
-    assert other.column("c").to_pylist() != buckets
-
-
-def test_hashing_fills_buckets_evenly() -> None:
-    names = [f"user {n}" for n in range(20_000)]
-    made = transform_table(pa.table({"c": names}), [{"hashing": {"columns": "*", "buckets": 20}}])
-    counts = np.bincount(made.column("c").to_numpy(), minlength=20)
-    # chi squared with 19 degrees of freedom passes 50 about once in 10,000 times.
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 50
 
 
 def test_recipe_page_tokenizer_makes_token_lists(tmp_path: Path) -> None:
