@@ -35,7 +35,7 @@ from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
-from penstock.flows.spec_file import LoadedSpec
+from penstock.flows.spec_file import GIVEN, LoadedSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -54,6 +54,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import Tracker
+from penstock.usercode.package import file_content
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
@@ -122,7 +123,10 @@ def begin_attempt(
     changed = changes(before, now).lines() if before is not None else []
     command = run_command(loaded.file, loaded.overrides)
     attempt = ledger.new_attempt(run.run, flow_run.get_id(), changed=changed, command=command)
-    ledger.run_storage(run.run).write_bytes(_ENVIRONMENT, describe_environment().encode())
+    own = ledger.run_storage(run.run)
+    own.write_bytes(_ENVIRONMENT, describe_environment().encode())
+    for path, content in _given_files(loaded).items():
+        own.write_bytes(f"code/{path}", content)
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=loaded.project,
@@ -139,6 +143,13 @@ def begin_attempt(
         will_train=will_train,
         before=before,
     )
+
+
+def _given_files(loaded: LoadedSpec) -> dict[str, bytes]:
+    """Return what a program gave, with all code that it reaches: the run can then go on where the program is not."""
+    files = {path: file_content(path, text) for code in loaded.project.codes for path, text in code.files.items()}
+    files[loaded.file.relative_to(loaded.base_dir).as_posix()] = loaded.file.read_bytes()
+    return files if any(path.startswith(f"{GIVEN}/") for path in files) else {}
 
 
 def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:

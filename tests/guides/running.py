@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +14,6 @@ import pyarrow as pa
 from ray.train.v2.api.context import LocalTrainContext
 
 from penstock.errors import PenstockError
-from penstock.ingest.feed.batch import Batch
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -33,7 +32,18 @@ from tests.ingest.preparing import Source
 from tests.training.digits import CPU, ListClient
 from tests.training.ranks import run_ranks
 
-__all__ = ["Prepared", "Ran", "checkpoints", "killed_at_batch", "prepare", "reports", "run_alone", "run_on_two"]
+__all__ = [
+    "Killed",
+    "Prepared",
+    "Ran",
+    "checkpoints",
+    "killed",
+    "killed_and_continued",
+    "prepare",
+    "reports",
+    "run_alone",
+    "run_on_two",
+]
 
 HERE = Path(__file__).parent
 
@@ -114,22 +124,50 @@ def _as_rank(group: Group, job: TrainJob) -> Ran:
     return Ran(result, printed.getvalue().splitlines(), client.events)
 
 
+@dataclass
+class Killed:
+    """A training to be killed, in its batch or its report of that number, from 1, and the same one undisturbed."""
+
+    whole: TrainJob
+    parts: TrainJob
+    batch: int = 0
+    report: int = 0
+
+
+def killed_and_continued(*cases: Killed) -> list[list[tuple[Ran, Ran]]]:
+    """Run each undisturbed, and again with a kill and a second attempt; of each rank what the first and the last gave."""
+    if cases[0].whole.spec.workers == 1:
+        return [_both(Group(0, 1, CPU), cases)]
+    return run_ranks(_both, 2, cases)
+
+
+def _both(group: Group, cases: Sequence[Killed]) -> list[tuple[Ran, Ran]]:
+    found = []
+    for case in cases:
+        first = _as_rank(group, case.whole)
+        with killed(batch=case.batch, report=case.report):
+            _as_rank(group, case.parts)
+        found.append((first, _as_rank(group, replace(case.parts, attempt=2))))
+    return found
+
+
 @contextlib.contextmanager
-def killed_at_batch(number: int) -> Iterator[None]:
-    """Let the function end in its batch of that number, from 1, without a line of its own that knows of it."""
-    passed: Callable[..., None] = Session._passed
+def killed(*, batch: int = 0, report: int = 0) -> Iterator[None]:
+    """Let the function end in its batch or its report of that number, from 1, without a line of its own that knows of it."""
+    name, number = ("_passed", batch) if batch else ("report", report)
+    does: Callable[..., None] = getattr(Session, name)
     count = 0
 
-    def dies(self: Session, epoch: int, batch: Batch, position: int, wait_s: float) -> None:
+    def dies(self: Session, *given: Any, **named: Any) -> None:
         nonlocal count
         count += 1
         if count == number:
-            raise KilledError(f"killed at batch {number}")
-        passed(self, epoch, batch, position, wait_s)
+            raise KilledError(f"killed at number {number}")
+        does(self, *given, **named)
 
-    with mock.patch.object(Session, "_passed", dies), contextlib.suppress(KilledError):
+    with mock.patch.object(Session, name, dies), contextlib.suppress(KilledError):
         yield
-        raise AssertionError(f"the function ended before batch {number}")
+        raise AssertionError(f"the function ended before number {number}")
 
 
 class KilledError(PenstockError):

@@ -14,7 +14,7 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, TrainedModel, load_model
-from tests.guides.running import Prepared, checkpoints, killed_at_batch, prepare, reports, run_alone, run_on_two
+from tests.guides.running import Prepared, checkpoints, killed, prepare, reports, run_alone, run_on_two
 
 PARAMS = {"lr": 1e-3, "epochs": 2, "batch_size_per_worker": 32}
 
@@ -75,7 +75,7 @@ def test_killed_step_three_goes_on_to_the_weights_of_a_whole_run(tmp_path: Path)
     prepared, params = pictures(tmp_path), {**PARAMS, "epochs": 3, "restores": True}
     whole, parts = (prepared.job("cifar_programs.py:with_ray_data", params, run=run) for run in ("whole", "parts"))
     run_alone(whole)
-    with killed_at_batch(6):
+    with killed(batch=6):
         run_alone(parts)
     assert [each.state.step for each in checkpoints(parts)] == [4]
     again = run_alone(prepared.job("cifar_programs.py:with_ray_data", params, run="parts", attempt=2))

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from penstock.errors import TrainingError
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.model import ModelSpec, load_model
-from tests.guides.running import Prepared, checkpoints, killed_at_batch, prepare, reports, run_alone, run_on_two
+from tests.guides.running import Prepared, checkpoints, killed, prepare, reports, run_alone, run_on_two
 
 LOOP = "intro_programs.py:train_loop_per_worker"
 PARAMS = {"lr": 1e-3, "batch_size": 64, "epochs": 2}
@@ -41,7 +41,7 @@ def test_global_batch_is_divided_and_the_model_is_loaded_again(tmp_path: Path) -
 
 def test_run_without_restoring_goes_on_with_the_next_rows(tmp_path: Path) -> None:
     prepared = digits(tmp_path)
-    with killed_at_batch(7):
+    with killed(batch=7):
         run_alone(prepared.job(LOOP, PARAMS))
     again = run_alone(prepared.job(LOOP, PARAMS, attempt=2))
     assert (again.result.status, again.result.resumed_from_step) == ("finished", 5)

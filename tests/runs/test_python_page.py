@@ -85,7 +85,7 @@ def make(rate):
 
 digits = load_digits()
 rows = {"pixels": (digits.data / 16).astype(np.float32), "label": digits.target}
-spec = {"name": "held", "data": {"label": "label"}, "train": {"checkpoint": {"keep": 9}}}
+spec = {"name": "held", "storage": "storage", "data": {"label": "label"}, "train": {"checkpoint": {"keep": 9}}}
 print(json.dumps(penstock.run(spec, train_func=make(0.1), data={"train": rows}, until="train")))
 """
 
@@ -98,19 +98,35 @@ def start(folder: Path, go_on: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.drill
-def test_killed_program_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_killed_program_goes_on_from_its_storage_to_the_same_weights(tmp_path: Path) -> None:
     calm = json.loads(start(tmp_path / "calm", ROOT).communicate(timeout=600)[0])
     killed = start(tmp_path / "killed", tmp_path / "go_on")
     ends = time.monotonic() + 600
-    while len([*tmp_path.glob("killed/.penstock/runs/*/checkpoints/*/manifest.json")]) < 2:
+    while len([*tmp_path.glob("killed/storage/runs/*/checkpoints/*/manifest.json")]) < 2:
         assert killed.poll() is None and time.monotonic() < ends
         time.sleep(0.1)
     killed.kill()
     killed.communicate()
     (tmp_path / "go_on").touch()
-    ended = json.loads(start(tmp_path / "killed", tmp_path / "go_on").communicate(timeout=600)[0])
+    # Where the program is not: on a machine that has its storage alone.
+    (code,) = tmp_path.glob("killed/storage/runs/*/code")
+    shutil.copytree(code, tmp_path / "elsewhere")
+    command = [sys.executable, "-m", "penstock", "run", ".penstock/given/held.yaml", "--until", "train", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GO_ON": str(tmp_path / "go_on")}
+    done = subprocess.run(
+        [*command, "--set", f"storage={tmp_path}/killed/storage"],
+        cwd=tmp_path / "elsewhere",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ended = json.loads(done.stdout)
     assert (ended["attempt"], ended["stages"][-1]["outcome"]) == (2, "resumed")
     assert ended["weights_digest"] == calm["weights_digest"]
+    again = json.loads(start(tmp_path / "killed", tmp_path / "go_on").communicate(timeout=600)[0])
+    assert (again["run"], {stage["outcome"] for stage in again["stages"]}) == (ended["run"], {"reused"})
 
 
 @pytest.mark.drill
