@@ -13,7 +13,7 @@ from penstock.ingest.formats.section import DataSection
 from penstock.ingest.prepare import ANYWHERE, PrepareSpec
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
-from penstock.plugins import Plugins, optional
+from penstock.plugins import Plugins, is_there, optional
 from penstock.storage import root_problem
 from penstock.stores import StoreAddress, StoreSpec
 from penstock.training.better import mode_problem
@@ -180,6 +180,8 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     if promote is None:
         return []
     problems = []
+    if not is_there("penstock.tasks.promote.decide:decide"):
+        problems.append(("register.promote", "it needs the plug-in penstock.tasks.promote, which was deleted here"))
     split = "validation" if promote.metric.startswith("val/") else "test"
     if promote.metric.endswith("/loss"):
         problems.append(

@@ -139,6 +139,11 @@ def test_core_alone_checks_the_tabular_template(core: Path, project: str) -> Non
     [
         (("plan", "--set", "tune={space: {train.epochs: {choice: [1, 2]}}}"), 2, "tune: unknown key"),
         (("plan", "--set", "train.framework=xgboost"), 2, "no training framework 'xgboost'"),
+        (
+            ("plan", "--set", "register.promote={metric: test/f1}"),
+            2,
+            "register.promote: it needs the plug-in penstock.tasks.promote",
+        ),
     ],
 )
 def test_what_needs_a_deleted_plug_in_is_refused(

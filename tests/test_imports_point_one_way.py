@@ -79,6 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tasks/retention": ("tasks/records",),
     "tasks/context.py": ("tasks/stages.py", "tasks/project.py", "tasks/records"),
     "tasks/model": ("tasks/context.py", "tasks/records"),
+    "tasks/promote": ("tasks/context.py", "tasks/model"),
     "tasks": (
         *("tasks/stages.py", "tasks/prefect_away.py", "tasks/spec.py", "tasks/project.py", "tasks/context.py"),
         *("tasks/records", "tasks/model"),
@@ -137,7 +138,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "session", "frameworks")),
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "matching", "packed", "state_files")),
-        *("training/registry/held_against.py", "training/registry/loaded_model.py"),
+        *("training/registry/loaded_model.py", "tasks/promote/compare.py"),
         *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/doctor/doctor.py"),
         "flows/verbs/probe/",
     ),

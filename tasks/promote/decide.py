@@ -1,16 +1,16 @@
-"""Does the alias move to the new version? Only if `register.promote` finds it better, and never to what was rolled back."""
+"""Is a new version better than the holder of the alias, by `register.promote`, and what is the reason in a sentence?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from penstock.config import Section
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.schema import METRICS_OF, Split
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
+from penstock.tasks.model.alias import Promotion
 from penstock.tasks.model.held_out import held_out_of
 from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.evaluation.paired import Paired
@@ -18,92 +18,29 @@ from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
 
 if TYPE_CHECKING:
-    from penstock.training.registry.held_against import ModelsCompared
+    from penstock.tasks.promote.compare import ModelsCompared
 
-__all__ = ["Promotion", "below_floors", "keeps_aliases", "promote", "weigh"]
-
-
-class Promotion(Section):
-    """Whether a version got the alias, and why. Part of the register stage's record."""
-
-    moved: bool
-    reason: str
-    """One sentence."""
-    holder: str | None = None
-    """The version that held the alias."""
-    metric: str | None = None
-    before: float | None = None
-    after: float | None = None
-    low: float | None = None
-    """Ends of the 95 % interval of `after - before`, by a paired bootstrap over the rows."""
-    high: float | None = None
-    rows: int | None = None
+__all__ = ["below_floors", "decide", "weigh"]
 
 
-def keeps_aliases(ctx: RunContext) -> KeepsAliases | None:
-    """Return the registry if aliases can be looked up and moved there.
-
-    Raises:
-        SpecError: they cannot, and `register.promote` asks for it.
-    """
-    registry = ctx.project.registry
-    if isinstance(registry, KeepsAliases):
-        return registry
-    if ctx.project.spec.register_.promote is not None:
-        raise SpecError(
-            f"register.promote needs a registry that keeps aliases, and {ctx.project.spec.tracking.registry!r} does not",
-            next_step="leave register.promote out, or use tracking.registry: mlflow",
-        )
-    return None
-
-
-def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> Promotion:
-    """Decide whether the alias of the spec moves, and move it if so.
+def decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str | None) -> Promotion:
+    """Compare a version with the holder of the alias, on the same held-out rows.
 
     Args:
         uri: of the registry.
-        new: the version, which is registered and has no alias of this run yet.
-        weights_digest: of its weights.
+        new: the version.
+        holder: the version that has the alias.
 
     Raises:
         ServiceError: the registry does not answer.
         SpecError: the metric is unknown or does not fit the label.
     """
-    spec, registry = ctx.project.spec.register_, cast("KeepsAliases", keeps_aliases(ctx))
-    alias = str(spec.alias)
-    found = _decide(ctx, registry, uri, new, weights_digest)
-    # During the comparison a pipeline of another storage (the lease is of this one) or a person may have moved it.
-    while found.moved and registry.aliases(uri, new.name).get(alias) != found.holder:
-        found = _decide(ctx, registry, uri, new, weights_digest)
-    sentence = f"alias {alias!r} {'moves to' if found.moved else 'is not given to'} version {new.version}: {found.reason}"
-    if found.moved and found.holder == new.version:
-        sentence = f"alias {alias!r} is at version {new.version} already: {found.reason}"
-    found = found.model_copy(update={"reason": sentence})
-    registry.tag(uri, new.name, new.version, {"penstock.promotion": sentence})
-    if found.moved:
-        ctx.ledger.note_alias(ctx.run, new.name, alias)
-        registry.give_alias(uri, new.name, alias, new.version)
-    ctx.tracker.set_tags({"penstock.promotion": sentence})
-    ctx.reporter.report(sentence)
-    return found
-
-
-def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, weights_digest: str) -> Promotion:
-    spec = ctx.project.spec.register_
-    alias, policy = str(spec.alias), spec.promote
-    holder = registry.aliases(uri, new.name).get(alias)
-    when = registry.rolled_back(uri, new.name, alias, weights_digest)
-    if when is not None and holder != new.version:
-        reason = f"its weights were rolled back at {when}; `penstock rollback {new.name}` once more gives them the alias again"
-        return Promotion(moved=False, reason=reason, holder=holder)
-    if holder == new.version:
-        below = below_floors(policy, ctx.output("evaluate").get("slices", [])) if policy is not None else None
-        return Promotion(moved=True, reason=below or "nothing is to be compared", holder=holder)
-    if policy is None:
-        return Promotion(moved=True, reason="register.promote is not set", holder=holder)
-    evaluated = ctx.output("evaluate")
+    policy = ctx.project.spec.register_.promote
+    assert policy is not None
     split, name = _split_and_name(policy)
-    below = below_floors(policy, evaluated.get("slices", []))
+    below = below_floors(policy, ctx.output("evaluate").get("slices", []))
+    if holder == new.version:
+        return Promotion(moved=True, reason=below or "nothing is to be compared", holder=holder)
     if below:
         return Promotion(moved=False, reason=below, holder=holder, metric=policy.metric)
     if holder is None:
@@ -137,7 +74,7 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
 def _compared(
     ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str, split: Split, metric: str
 ) -> ModelsCompared:
-    from penstock.training.registry.held_against import compare_models  # it loads pandas
+    from penstock.tasks.promote.compare import compare_models  # it loads pandas
 
     models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
     return compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))

@@ -1,4 +1,4 @@
-"""When is a new model better than the one that holds the alias? Here with registered regressions; tests/runs/test_promotion.py
+"""When is a new model better than the one that holds the alias? Here with registered regressions; tests/runs/test_promote.py
 runs it for classes."""
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTr
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
+from penstock.tasks.model.alias import Promotion, promote
 from penstock.tasks.model.held_out import HeldOut
-from penstock.tasks.model.promote import Promotion, below_floors, promote, weigh
+from penstock.tasks.promote import compare
+from penstock.tasks.promote.compare import Scorer
+from penstock.tasks.promote.decide import below_floors, weigh
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.register import other_answers
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.evaluation.paired import Paired, compare_paired
 from penstock.training.model import ModelSpec
-from penstock.training.registry import held_against
-from penstock.training.registry.held_against import Scorer
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
@@ -326,14 +327,14 @@ def test_regression_alias_moves_for_smaller_error_above_floors(tmp_path: Path) -
 def test_new_holder_during_comparison_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
-    best, compare = house.version(2.0), held_against.compare_models
+    best, compare_models = house.version(2.0), compare.compare_models
 
-    def beside_another(*arguments: Any) -> held_against.ModelsCompared:
+    def beside_another(*arguments: Any) -> compare.ModelsCompared:
         if house.holder() == "1":
             MLFLOW.give_alias(house.uri, "line", "live", best.version)  # as a pipeline of another storage does
-        return compare(*arguments)
+        return compare_models(*arguments)
 
-    monkeypatch.setattr(held_against, "compare_models", beside_another)
+    monkeypatch.setattr(compare, "compare_models", beside_another)
     found = house.promote(house.version(1.5))
     assert not found.moved and found.holder == best.version == house.holder()
 
@@ -361,7 +362,7 @@ def test_rolled_back_weights_never_get_alias_by_a_run(tmp_path: Path) -> None:
 def test_comparison_of_many_rows_uses_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
-    monkeypatch.setattr("penstock.training.registry.held_against.MOST_SCORES", 7)
+    monkeypatch.setattr("penstock.tasks.promote.compare.MOST_SCORES", 7)
     found = house.promote(house.version(1.5))
     assert found.moved and found.rows == 7 and found.reason.endswith("on the same 7 rows; these are the first of them")
 
@@ -411,7 +412,7 @@ def test_promote_counts_unanswered_rows_without_label() -> None:
             return pd.DataFrame({"prediction": [0] * 4, "probabilities": chances, "error": errors})
 
     rows = [pa.table({"x": [0.0] * 4})]
-    found = held_against.compare_models(cast("Any", Answers(0, 1)), cast("Any", Answers(1)), "accuracy", rows)
+    found = compare.compare_models(cast("Any", Answers(0, 1)), cast("Any", Answers(1)), "accuracy", rows)
     assert (found.paired.rows, found.unanswered, found.lost, found.neither) == (2, 0, 1, 1)
 
 
