@@ -18,9 +18,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import DataError, ShardError, SpecError
 from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
+from penstock.ingest.feed.mapped_shards import ShardPlaces
 from penstock.ingest.feed.options import FeedOptions, spec_error
 from penstock.ingest.files.content_digests import content_digests
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, manifest_path
+from penstock.ingest.manifest import MANIFEST_VERSION, DatasetManifest, manifest_path
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import Mixture
@@ -56,7 +57,7 @@ def open_feed(
     _check_together(dataset, chosen)
     addresses = [dataset] if isinstance(dataset, str) else [os.fspath(address) for address in dataset]
     parts = [_find(address) for address in addresses]
-    shards = [shard.rows for _, shard in shards_in(parts, split)]
+    places = shards_in(parts, split)
     spec = chosen.shuffle_spec()
     mixture = None
     if not isinstance(dataset, str):
@@ -68,14 +69,14 @@ def open_feed(
                 + (f"shuffle={spec.mode!r}, only with 'global'" if spec.mode != "global" else beside),
                 next_step="omit it, or open one dataset",
             )
-    dealt = shards if mixture is None else ()
-    order = make_order(spec, sum(shards), dealt, chosen.batch_rows).model_copy(update={"mixture": mixture})
+    dealt = places.rows if mixture is None else ()
+    order = make_order(spec, int(places.rows.sum()), dealt, chosen.batch_rows).model_copy(update={"mixture": mixture})
     try:
         feed = open_parts(parts, split, order=order, part=chosen.share(), columns=chosen.columns)
     except (KeyError, ValueError) as error:
         raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
     if chosen.verify:
-        _check_content(shards_in(parts, split))
+        _check_content(places)
     if chosen.augment is not None:
         feed.augment_with(chosen.augment, chosen.seed)
     feed.deliver_to(chosen.device)
@@ -104,8 +105,10 @@ def _mixture(dataset: Sequence[Any] | Mapping[str, float], rows: Sequence[int], 
         raise spec_error(error) from error
 
 
-def _check_content(places: Sequence[tuple[Storage, ShardInfo]]) -> None:
-    local = [(storage.local_path(shard.path), shard) for storage, shard in places if storage.is_local]
+def _check_content(places: ShardPlaces) -> None:
+    local = [
+        (storage.local_path(shard.path), shard) for storage, shards in places.parts if storage.is_local for shard in shards
+    ]
     found = content_digests([str(path) for path, _ in local])
     damaged = [str(path) for (path, shard), digest in zip(local, found, strict=True) if digest != shard.digest]
     if damaged:
@@ -124,7 +127,14 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
         )
     storage = Storage(root)
     try:
-        return storage, DatasetManifest.model_validate(storage.read_json(manifest_path(key)))
+        found = storage.read_json(manifest_path(key))
+        version = found.get("version") if isinstance(found, dict) else None
+        if isinstance(version, int) and version != MANIFEST_VERSION:
+            raise DataError(
+                f"the manifest of {dataset} has version {version}, and this penstock reads version {MANIFEST_VERSION}",
+                next_step="run its pipeline again: the manifest is written anew, and the prepared rows are kept",
+            )
+        return storage, DatasetManifest.model_validate(found).opened(storage)
     except FileNotFoundError as error:
         known = storage.list("datasets")
         raise DataError(

@@ -129,7 +129,7 @@ def measure_held_out(
 def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray]) -> pa.Table:
     """Add to the answers the file and row of each, if the shards are kept."""
     table = pa.table(columns)
-    if held_out.manifest.shards:
+    if held_out.manifest.num_shards:
         found = sources_of(held_out.storage, held_out.manifest, split, columns["id"])
         names = pa.array([f"{held_out.location(split)}/{name}" for name in found.names], pa.string())
         table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))

@@ -113,8 +113,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 
 def _quarantined(manifest: DatasetManifest) -> str:
-    read = sum(unit.rows_read for unit in manifest.units)
-    return f"{manifest.rows_quarantined:,} of {read:,} rows"
+    return f"{manifest.rows_quarantined:,} of {manifest.rows_read:,} rows"
 
 
 def _listed(manifest: DatasetManifest) -> str:
@@ -141,11 +140,11 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
 def _whole_label_warning(ctx: RunContext, manifest: DatasetManifest) -> str:
     """Format a warning if the label is of floats that are all whole and few, as classes beside a missing one; else empty."""
     label = manifest.feed_schema.label
-    shard = next((shard for shard in manifest.shards if shard.split == "train"), None)
     read_as_floats = label in [field.name for field in ctx.snapshot.arrow_schema() if pa.types.is_floating(field.type)]
-    if label is None or not read_as_floats or shard is None or ctx.project.spec.materialize.cache != "disk":
+    if label is None or not read_as_floats or not manifest.table.counts.get("train"):
         return ""
-    batch = pa.ipc.open_file(pa.BufferReader(ctx.storage.read_bytes(shard.path))).get_batch(0)
+    first = manifest.shards_of("train")[0]
+    batch = pa.ipc.open_file(pa.BufferReader(ctx.storage.read_bytes(first.path))).get_batch(0)
     if not pa.types.is_floating(batch.schema.field(label).type):
         return ""
     values = pc.unique(batch.column(label)).to_pylist()
@@ -183,7 +182,10 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     if cache != "disk":
         gone = cache == "memory" and context.will_train
         return "rows of cache: memory live only as long as the attempt that prepared them" if gone else None
-    damaged = damaged_shards(context.project.storage, manifest, deep=context.deep)
+    try:
+        damaged = damaged_shards(context.project.storage, manifest, deep=context.deep)
+    except DataError as error:
+        return error.message
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
     return None
@@ -191,14 +193,14 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     manifest = DatasetManifest.model_validate(output)
-    shards, size = len(manifest.shards), sum(shard.size_bytes for shard in manifest.shards)
+    shards, size = manifest.num_shards, sum(manifest.table.size_bytes.values())
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
         *((("rows in quarantine", listed),) if (listed := _listed(manifest)) else ()),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
-        ("shards", f"{shards:,} in {counted(len(manifest.units), 'unit')}, {size / 1e6:,.1f} MB" if shards else "none on disk"),
+        ("shards", f"{shards:,} in {counted(manifest.units, 'unit')}, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
         *(("rows in two splits", str(found)) for found in _shared(manifest)),  # last: a warning has them, too
     )
@@ -229,7 +231,7 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
     """Return the dataset's URI for `open_feed`, or the source's if no rows are on disk."""
-    return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else ctx.project.spec.data.train
+    return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.num_shards else ctx.project.spec.data.train
 
 
 STAGE = Stage("materialize", _run, _facts, _verify, publish=_show)

@@ -76,7 +76,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 "penstock.checkpoint": checkpoint.name,
                 WEIGHTS_TAG: checkpoint.manifest.weights_digest,
                 "penstock.data.digest": manifest.content_digest,
-                "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else spec.data.train,
+                "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}") if manifest.num_shards else spec.data.train,
                 "penstock.code": ctx.project.recipe.digest,
             },
             experiment=spec.name,

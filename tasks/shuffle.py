@@ -14,18 +14,24 @@ __all__ = ["STAGE", "train_order"]
 
 
 def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest, batch_rows: int) -> Order:
-    """Return the order of a dataset's train split. Raises SpecError if it has fewer rows than `shuffle.lanes`."""
-    shards = [shard.rows for shard in manifest.shards_of("train")]
-    return make_order(shuffle, manifest.rows.get("train", 0), shards, batch_rows)
+    """Return the order of a dataset's train split, given its opened manifest.
+
+    Raises:
+        SpecError: it has fewer rows than `shuffle.lanes`.
+    """
+    return make_order(shuffle, manifest.rows.get("train", 0), manifest.shards_of("train").rows, batch_rows)
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    order = train_order(ctx.project.spec.shuffle, ctx.manifest, ctx.project.spec.train.batch_rows)
+    order = train_order(ctx.project.spec.shuffle, ctx.manifest.opened(ctx.storage), ctx.project.spec.train.batch_rows)
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     order = Order.model_validate(output["order"])
+    if order.shards.count:
+        rows = DatasetManifest.model_validate(context.upstream["materialize"]).opened(context.project.storage)
+        order = order.of_shards(rows.shards_of("train").rows)
     if order.fingerprint != output["fingerprint"]:
         return f"this version generates another order ({order.fingerprint}) than the recorded one ({output['fingerprint']})"
     return None

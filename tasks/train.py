@@ -77,7 +77,7 @@ def make_job(ctx: RunContext) -> TrainJob:
         pipeline=spec.name,
         identity={
             "data": ctx.manifest.split_digests["train"],
-            "order": ctx.order.fingerprint,
+            "order": ctx.output("shuffle")["fingerprint"],
             "batch_rows": str(spec.train.batch_rows),
         },
         open_feeds=feed_opener(ctx),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from benchmarks.loaders.feed_data import CHUNK, Rows
 from penstock.digest import file_digest
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 
@@ -38,7 +38,7 @@ def manifest(rows: Rows, folder: Path, shard_bytes: int = 64 << 20) -> DatasetMa
                 size, digest = (folder / name).stat().st_size, file_digest(folder / name)
                 shards.append(ShardInfo(path=name, split="train", rows=count, size_bytes=size, digest=digest, unit="u"))
         made = DatasetManifest(
-            key="bench", feed_schema=schema, rows={"train": rows.rows}, shards=tuple(shards), units=(), content_digest="bench"
+            key="bench", feed_schema=schema, rows={"train": rows.rows}, table=ShardTable.of(shards), content_digest="bench"
         )
         path.write_text(made.model_dump_json())
     return DatasetManifest.model_validate_json(path.read_text())

@@ -49,7 +49,7 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
             f"{framework.a_step}",
             next_step=f"penstock report {run.run} shows the rows of the whole run",
         )
-    if not manifest.shards:
+    if not manifest.num_shards:
         cache = run.spec["materialize"]["cache"]
         raise DataError(
             f"the rows of run {run.run} are not kept (materialize.cache: {cache})", next_step="rows are found with cache: disk"

@@ -21,7 +21,7 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
@@ -240,7 +240,7 @@ def _try_training(
     copies = -(-TRAINED_ROWS // manifest.rows["train"])
     data = project.spec.data
     splits: list[Split] = [*(split for split in SPLITS[1:] if getattr(data, split) is not None), *data.datasets]
-    whole = [*shards * copies, *(shard.model_copy(update={"split": split}) for split in splits for shard in shards)]
+    whole = [*[*shards] * copies, *(shard.model_copy(update={"split": split}) for split in splits for shard in shards)]
     rows = {"train": copies * manifest.rows["train"], **dict.fromkeys(splits, manifest.rows["train"])}
     run = Storage(str(folder / RUN))
     if (start := project.start_from) is not None:
@@ -248,7 +248,7 @@ def _try_training(
     job = TrainJob(
         run_storage=run,
         data_storage=Storage(str(folder / ROWS)),
-        manifest=manifest.model_copy(update={"shards": tuple(whole), "rows": rows}),
+        manifest=manifest.model_copy(update={"table": ShardTable.of(whole), "rows": rows}),
         order=make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), rows["train"]),
         spec=spec.model_copy(update={"workers": 1, "max_steps": 2, "compile": False}),
         seed=shuffle.seed,

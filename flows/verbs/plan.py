@@ -167,7 +167,7 @@ def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | 
     shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
     if shuffle.mode != "windowed":
         return None
-    order = train_order(shuffle, DatasetManifest.model_validate(rows), batch_rows) if rows else None
+    order = train_order(shuffle, _opened(project, rows), batch_rows) if rows else None
     if order is not None and order.lanes > 1:
         return None  # counted on the order itself: `describe_workers`
     runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
@@ -181,16 +181,20 @@ def describe_workers(project: Project, rows: dict[str, Any]) -> dict[str, Any] |
     Args:
         rows: the output of `materialize`, or empty.
     """
-    train, manifest = project.spec.train, DatasetManifest.model_validate(rows) if rows else None
-    if manifest is None or not (shards := manifest.shards_of("train")):
+    if not rows or not (shards := (manifest := _opened(project, rows)).shards_of("train")):
         return None
+    train = project.spec.train
     order = train_order(project.spec.shuffle, manifest, train.batch_rows)
     if order.lanes == train.workers == 1:
         return None
-    most = most_of_a_rank(order, [shard.size_bytes for shard in shards], train.workers)
+    most = most_of_a_rank(order, shards.size_bytes, train.workers)
     chi2 = chi2_by_freedom(order, train.batch_rows)
     mixing = {"chi2_by_freedom": None if chi2 is None else round(chi2, 2)}
     return {"lanes": order.lanes, "shards": len(shards), "workers": train.workers, **most, **mixing}
+
+
+def _opened(project: Project, rows: dict[str, Any]) -> DatasetManifest:
+    return DatasetManifest.model_validate(rows).opened(project.storage)
 
 
 def format_workers(workers: dict[str, Any]) -> str:

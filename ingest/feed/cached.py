@@ -21,8 +21,8 @@ from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_pos
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
-from penstock.ingest.feed.mapped_shards import shard_rows
-from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.feed.mapped_shards import ShardPlaces, shard_rows
+from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.length_pools import Pools, find_column
 from penstock.ingest.shuffle.order import Order
@@ -242,17 +242,22 @@ def open_parts(
     """
     places = shards_in(parts, split)
     schema = _common_schema([select_columns(manifest.feed_schema, columns) for _, manifest in parts])
+    order = order.of_shards(places.rows)
     rows = shard_rows(places, schema.columns, order, part.rank, part.world_size)
-    return CachedFeed(schema, split, digest_of([shard.digest for _, shard in places]), rows, order, part)
+    return CachedFeed(schema, split, digest_of([shards.content for _, shards in places.parts]), rows, order, part)
 
 
-def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> list[tuple[Storage, ShardInfo]]:
-    """List the shards of a split, dataset by dataset, each with its storage. Raises DataError for a dataset without any."""
+def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> ShardPlaces:
+    """List the shards of a split, dataset by dataset, each with its storage.
+
+    Raises:
+        DataError: a dataset has none, or its table of shards is missing or damaged.
+    """
     for _, manifest in parts:
-        if not manifest.shards_of(split):
+        if not manifest.table.counts.get(split):
             filled = [name for name in SPLITS if manifest.rows.get(name)]
             raise DataError(f"dataset {manifest.key} has no rows in split {split!r}; splits with rows: {', '.join(filled)}")
-    return [(storage, shard) for storage, manifest in parts for shard in manifest.shards_of(split)]
+    return ShardPlaces([(storage, manifest.opened(storage).shards_of(split)) for storage, manifest in parts])
 
 
 def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import PreflightError
 from penstock.ingest.columns.arrays import Block
@@ -59,9 +59,9 @@ class RowGather:
     def __init__(
         self,
         columns: Sequence[ColumnInfo],
-        block_rows: Sequence[int],
+        block_rows: ArrayLike,
         open_block: Callable[[int], Block],
-        block_bytes: Sequence[int] = (),
+        block_bytes: ArrayLike = (),
         max_open_bytes: int | None = None,
         fetch: Callable[[Iterable[int], bool], None] = lambda _blocks, _reset: None,
         ahead_rows: int = 0,
@@ -71,20 +71,21 @@ class RowGather:
         if _gathered_in not in (None, os.getpid()):
             torch.set_num_threads(1)  # a forked process waits for ever for the threads that torch had before
         self.columns = tuple(columns)
-        self.num_rows = sum(block_rows)
+        sizes = np.asarray(block_rows, np.int64)
+        self.num_rows = int(sizes.sum())
         self.row_bytes = list_bytes + fixed_bytes(self.columns)
-        self._ends = np.cumsum(np.asarray(block_rows, np.int64))
-        self._starts = self._ends - np.asarray(block_rows, np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
         self._block_of = PartOf(self._ends)
         self._open_block = open_block
-        self._block_bytes = block_bytes
+        self._block_bytes = np.asarray(block_bytes)
         self._max_open_bytes = max_open_bytes
         self._fetch = fetch
         self.ahead_rows = ahead_rows
         self._beyond_memory = beyond_memory
         self._opened: dict[int, Block] = {}
         # Begin and end of each column of each block in memory, since the block was last opened.
-        self._spans = {column.name: np.zeros((2, len(block_rows)), np.int64) for column in self.columns}
+        self._spans = {column.name: np.zeros((2, len(sizes)), np.int64) for column in self.columns}
         self._row_bytes = {column.name: fixed_bytes([column]) for column in self.columns}
         self._regions: dict[str, _Region] = {}
         self._memory = {column.name: _ReusedMemory(column) for column in self.columns if not column.varies}

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import DataError, PreflightError
 from penstock.ingest.columns.extension_types import Variable
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import LocalShard, NodeCache, allow_open_files, hold_shard
 from penstock.ingest.feed.page_advice import free_memory
-from penstock.ingest.manifest import ShardInfo
+from penstock.ingest.manifest import ShardInfo, Shards
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
@@ -28,7 +29,7 @@ from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
 
-__all__ = ["FETCH_THREADS", "ShardBlocks", "most_of_a_rank", "shard_rows"]
+__all__ = ["FETCH_THREADS", "ShardBlocks", "ShardPlaces", "most_of_a_rank", "shard_rows"]
 
 
 FETCH_THREADS = 8
@@ -44,8 +45,40 @@ SHARDS_OPEN = 2
 """Of these, shards held at once: a batch may end one and begin the next."""
 
 
+class ShardPlaces:
+    """The shards of a split, in row order, over one or several datasets; each with its storage, made when it is asked for.
+
+    Attributes:
+        parts: storage and shards of each dataset.
+        rows: of each shard, int64 [shards].
+        size_bytes: of each shard, int64 [shards].
+    """
+
+    def __init__(self, parts: Sequence[tuple[Storage, Shards]]) -> None:
+        self.parts = parts
+        self.rows, self.size_bytes = parts[0][1].rows, parts[0][1].size_bytes  # mapped: not copied
+        if len(parts) > 1:
+            self.rows = np.concatenate([shards.rows for _, shards in parts])
+            self.size_bytes = np.concatenate([shards.size_bytes for _, shards in parts])
+        self._ends = np.cumsum([len(shards) for _, shards in parts])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Storage, ShardInfo]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        if part == len(self.parts):
+            raise IndexError(index)
+        storage, shards = self.parts[part]
+        return storage, shards[index - int(self._ends[part])]  # counted from the end of its dataset
+
+    def of_local(self) -> NDArray[np.bool_]:
+        """Tell of each shard whether its storage is local: bool [shards]."""
+        return np.repeat([storage.is_local for storage, _ in self.parts], [len(shards) for _, shards in self.parts])
+
+
 def shard_rows(
-    places: Sequence[tuple[Storage, ShardInfo]],
+    places: ShardPlaces,
     columns: Sequence[ColumnInfo],
     order: Order,
     rank: int = 0,
@@ -58,26 +91,26 @@ def shard_rows(
         PreflightError: the order needs all shards at once, and the node's cache cannot hold them, or the process may not open
             so many files.
     """
-    rows = [shard.rows for _, shard in places]
+    rows, is_local = places.rows, places.of_local()
     blocks = ShardBlocks(places, columns)
-    for storage, shard in places:
-        if storage.is_local:
-            hold_shard(storage, shard)
-    lists = any(column.varies for column in columns)
-    all_bytes = sum(shard.size_bytes for _, shard in places)
-    list_bytes = all_bytes // max(1, sum(rows)) if lists else 0
-    room = free_memory() // 2  # the other half is left to other processes
-    beyond = order.mode != "none" and all_bytes > room
-    # If two windows fit, the next one is prefetched in long runs while the current one is used.
-    two_windows = 2 * order.window_rows * all_bytes // max(1, sum(rows))
-    pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else PAGES_AHEAD_ROWS
-    if all(storage.is_local for storage, _ in places):
-        return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
-    sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
-    own, on_node = ([*range(len(places))],) * 2
+    own, on_node = (np.arange(len(places)),) * 2
     if order.lanes > 1:
         own = order.lane_rows.shards_of(*lanes_of(rank, world_size, order.lanes))
         on_node = order.lane_rows.shards_of(*_node_lanes(order, rank, world_size))
+    for index in own[is_local[own]].tolist():
+        hold_shard(*places[index])
+    lists = any(column.varies for column in columns)
+    all_bytes, all_rows = int(places.size_bytes.sum()), max(1, int(rows.sum()))
+    list_bytes = all_bytes // all_rows if lists else 0
+    room = free_memory() // 2  # the other half is left to other processes
+    beyond = order.mode != "none" and all_bytes > room
+    # If two windows fit, the next one is prefetched in long runs while the current one is used.
+    two_windows = 2 * order.window_rows * all_bytes // all_rows
+    pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else PAGES_AHEAD_ROWS
+    if is_local.all():
+        return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
+    sizes, cache = np.where(is_local, 0, places.size_bytes), NodeCache()
+    most_bytes, most_rows = int(sizes.max()), int(rows.max())
     budget, many_files = cache.budget_bytes, allow_open_files(len(own))
     if order.mode == "global":
         if not many_files:
@@ -86,8 +119,8 @@ def shard_rows(
                 next_step="raise the limit (ulimit -n), use shuffle.mode: windowed, or larger materialize.shard_bytes",
             )
         # Validation reads shard by shard through the same cache at the same time.
-        share_bytes = sum(sizes[index] for index in on_node)
-        needed = share_bytes + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
+        share_bytes = int(sizes[on_node].sum())
+        needed = share_bytes + (SHARDS_OPEN + SHARDS_AHEAD) * most_bytes
         if needed > budget:
             part = "all" if order.lanes == 1 else "this node's"
             raise PreflightError(
@@ -97,15 +130,15 @@ def shard_rows(
             )
         # Each rank begins with another shard: together the ranks of a node fetch every shard once.
         first = rank * len(own) // world_size
-        blocks.fetch([*own[first:], *own[:first]])
+        blocks.fetch(np.roll(own, -first).tolist())
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     if order.mode == "windowed" or order.by_length is not None:  # a step may hold rows of a whole pool
-        ahead_rows, ahead_bytes, open_bytes = order.window_rows or SHARDS_AHEAD * max(rows), budget // 4, budget // 2
+        ahead_rows, ahead_bytes, open_bytes = order.window_rows or SHARDS_AHEAD * most_rows, budget // 4, budget // 2
         if order.lanes > 1:
             ahead_rows = order.lane_rows.window_rows
             low, high = _node_lanes(order, rank, world_size)
             shards_at_once = min(len(on_node), (high - low) * order.lane_rows.parts_at_once)
-            needed = shards_at_once * sum(sizes) // len(sizes)
+            needed = shards_at_once * int(sizes.sum()) // len(sizes)
             if needed > open_bytes:
                 raise PreflightError(
                     f"the windows of {order.lanes} lanes need about {shards_at_once:,} shards at once on a node, "
@@ -114,7 +147,7 @@ def shard_rows(
                     "PENSTOCK_CACHE_BYTES",
                 )
     else:
-        ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
+        ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * most_rows, SHARDS_AHEAD * most_bytes, SHARDS_OPEN * most_bytes
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
     return RowGather(
         columns, rows, blocks, sizes,
@@ -122,16 +155,17 @@ def shard_rows(
     )  # fmt: skip
 
 
-def most_of_a_rank(order: Order, sizes: Sequence[int], world_size: int) -> dict[str, int]:
+def most_of_a_rank(order: Order, sizes: NDArray[np.int64], world_size: int) -> dict[str, int]:
     """Return the rows of an epoch, the bytes to read and those of shards open at once, of the rank with most of them.
 
     Args:
         sizes: bytes of each shard.
     """
-    whole, one = sum(sizes), sum(sizes) / len(sizes)
+    whole = int(sizes.sum())
+    one = whole / len(sizes)
     at_once = 2 if order.mode == "none" else len(sizes)
     if order.lanes == 1:
-        if order.mode == "windowed" and order.shards:
+        if order.mode == "windowed" and order.shards.count:
             at_once = min(len(sizes), math.ceil(order.window_rows * len(sizes) / order.rows) + 1)
         rows = -(-order.epoch_rows // world_size)
         return {"rows": rows, "fetch_bytes": whole, "disk_bytes": int(at_once * one)}
@@ -140,8 +174,7 @@ def most_of_a_rank(order: Order, sizes: Sequence[int], world_size: int) -> dict[
     with_most = list(dict.fromkeys((low, high) for low, high in ranges if high - low == most))
     found = []
     for low, high in with_most[:: -(-len(with_most) // 16)]:  # some of many: their shards differ by a few
-        own, share = order.lane_rows.shards_of(low, high), most / order.lanes
-        fetched = sum(sizes[index] for index in own)
+        fetched, share = int(sizes[order.lane_rows.shards_of(low, high)].sum()), most / order.lanes
         windows = fetched if order.mode == "global" else int((high - low) * order.lane_rows.parts_at_once * one)
         rows = math.ceil(order.rows * (share if world_size <= order.lanes else 1 / world_size))
         found.append({"rows": rows, "fetch_bytes": fetched, "disk_bytes": min(fetched, windows)})
@@ -166,13 +199,13 @@ class ShardBlocks:
 
     def __init__(
         self,
-        places: Sequence[tuple[Storage, ShardInfo]],
+        places: ShardPlaces,
         columns: Sequence[ColumnInfo],
         max_ahead_bytes: int | None = None,
     ) -> None:
-        self._places = tuple(places)
+        self._places = places
         self._columns = tuple(columns)
-        self._fetcher = _Fetcher(self._places, max_ahead_bytes)
+        self._fetcher = _Fetcher(places, max_ahead_bytes)
 
     def fetch(self, indices: Iterable[int], reset: bool = True) -> None:
         """Start to fetch shards in this order, as far as the cache has room. Errors are raised when the shard is opened.
@@ -213,7 +246,7 @@ class ShardBlocks:
 class _Fetcher:
     """Fetches shards to this node ahead, in its own threads."""
 
-    def __init__(self, places: Sequence[tuple[Storage, ShardInfo]], max_ahead_bytes: int | None) -> None:
+    def __init__(self, places: ShardPlaces, max_ahead_bytes: int | None) -> None:
         self._places = places
         self._max_ahead_bytes = max_ahead_bytes
         self._wanted: dict[int, None] = {}
@@ -267,11 +300,12 @@ class _Fetcher:
 
     def _fetch_more(self) -> None:
         """Give each free thread one shard, and no more: at its end a program waits for the submitted fetches."""
-        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._fetching)
+        sizes, most = self._places.size_bytes, self._max_ahead_bytes
+        ahead_bytes = sum(int(sizes[index]) for index in self._fetching) if most is not None else 0
         while self._wanted and self._busy < FETCH_THREADS:
             index = next(iter(self._wanted))
-            ahead_bytes += self._places[index][1].size_bytes
-            if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
+            ahead_bytes += int(sizes[index])
+            if most is not None and ahead_bytes > most:
                 return
             try:
                 self._fetching[index] = self._threads.submit(_fetch, weakref.ref(self), *self._places[index])

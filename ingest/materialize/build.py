@@ -19,7 +19,7 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable, manifest_path
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
     FILE_NAME,
@@ -146,7 +146,7 @@ def _build_units(
     manifest = _manifest(key, data, fitted, records, shared)
     if manifest.rows_quarantined:
         _list_quarantined(key, records, storage)
-    storage.write_json(manifest_path(key), manifest.model_dump(mode="json"))
+    manifest.write(storage)
     return manifest
 
 
@@ -179,14 +179,14 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
             and its times are unchanged.
     """
     units: dict[str, list[ShardInfo]] = {}
-    for shard in manifest.shards:
+    for shard in manifest.opened(storage).shards:
         units.setdefault(shard.unit, []).append(shard)
 
     with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
         incomplete = pool.map(lambda unit: incomplete_shards(storage, unit, units[unit]), units)
         damaged = {shard.path for found in incomplete for shard in found}
     if deep:
-        whole = [shard for shard in manifest.shards if shard.path not in damaged]
+        whole = [shard for of_unit in units.values() for shard in of_unit if shard.path not in damaged]
         damaged |= {shard.path for shard in _changed(storage, whole)}
     return [shard for of_unit in units.values() for shard in of_unit if shard.path in damaged]
 
@@ -237,7 +237,7 @@ def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, pie
 
 def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
     """List the damaged shards of the existing dataset; none if it does not exist, or is of another version."""
-    before = storage.read_record(manifest_path(key), DatasetManifest)
+    before = DatasetManifest.read(storage, key)
     return [] if before is None else damaged_shards(storage, before, deep=True)
 
 
@@ -271,10 +271,9 @@ def _manifest(
         key=key,
         feed_schema=_feed_schema(data, fitted, records),
         rows=rows,
-        shards=tuple(shards),
-        units=tuple(
-            UnitInfo(key=r.key, files=r.files, rows_read=r.rows_read, rows_dropped=sum(r.dropped.values())) for r in records
-        ),
+        table=ShardTable.of(shards),
+        units=len(records),
+        rows_read=sum(record.rows_read for record in records),
         content_digest=digest_of([shard.digest for shard in shards]),
         split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in splits},
         extra={

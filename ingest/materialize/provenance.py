@@ -9,7 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import UNIT_RECORD, DatasetManifest, unit_path
+from penstock.ingest.materialize.unit import UnitRecord
 from penstock.ingest.schema import Split
 from penstock.storage import Storage
 
@@ -31,15 +32,20 @@ def sources_of(storage: Storage, manifest: DatasetManifest, split: Split, ids: N
     """Find the sources of rows of a split by their ascending ids. Reads two columns of the shards that hold them.
 
     Raises:
-        FileNotFoundError: a shard is missing, or none is kept (`cache: none` and `memory`).
+        FileNotFoundError: a shard or its unit's record is missing, or none is kept (`cache: none` and `memory`).
+        DataError: the table of shards is missing or damaged.
     """
-    files_of = {unit.key: unit.files for unit in manifest.units}
     names: dict[str, int] = {}
-    files, rows = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
+    files, lines = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
     first = found = 0
-    for shard in manifest.shards_of(split):
-        stop = int(np.searchsorted(ids, first + shard.rows))
+    shards = manifest.opened(storage).shards_of(split)
+    for number, rows in enumerate(shards.rows.tolist()):
+        stop = int(np.searchsorted(ids, first + rows))
         if stop > found:
+            shard = shards[number]
+            unit = storage.read_record(unit_path(shard.unit, UNIT_RECORD), UnitRecord)
+            if unit is None:
+                raise FileNotFoundError(f"{storage.uri(shard.path)} is not committed")
             with storage.open(shard.path) as handle, pa.ipc.open_file(handle) as reader:
                 schema = reader.schema
                 wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in PROVENANCE_COLUMNS])
@@ -47,11 +53,11 @@ def sources_of(storage: Storage, manifest: DatasetManifest, split: Split, ids: N
                 with pa.ipc.open_file(handle, options=wanted) as narrow:
                     table = narrow.read_all()
             here = ids[found:stop] - first
-            index = np.array([names.setdefault(name, len(names)) for name in files_of[shard.unit]], np.int32)
+            index = np.array([names.setdefault(name, len(names)) for name in unit.files], np.int32)
             files[found:stop] = index[table.column(PROVENANCE_COLUMNS[0]).to_numpy()[here]]
-            rows[found:stop] = table.column(PROVENANCE_COLUMNS[1]).to_numpy()[here]
+            lines[found:stop] = table.column(PROVENANCE_COLUMNS[1]).to_numpy()[here]
             found = stop
-        first += shard.rows
+        first += rows
     if found < len(ids):
         raise FileNotFoundError(f"no shard holds row {int(ids[found]):,} of {split}")
-    return Sources(tuple(names), files, rows)
+    return Sources(tuple(names), files, lines)

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 import ray
 
-from penstock.digest import digest_of
 from penstock.ingest.columns.arrays import Block
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path
 from penstock.ingest.materialize.shard_file import open_shard
@@ -67,7 +66,7 @@ class RowSource:
         Raises:
             DataError: as `penstock.ingest.materialize.build.materialize`.
         """
-        return self._pass(key, progress, None).model_copy(update={"shards": ()})
+        return self._pass(key, progress, None).model_copy(update={"table": ShardTable()})
 
     def put(self, key: str, progress: Progress) -> tuple[DatasetManifest, dict[Split, MemoryDataset]]:
         """Prepare all rows into Ray's object store, where they stay as long as the result lives. Runs on the driver.
@@ -90,11 +89,11 @@ class RowSource:
                     schema=manifest.feed_schema,
                     split=split,
                     blocks=tuple(blocks[shard.path] for shard in shards),
-                    block_rows=tuple(shard.rows for shard in shards),
-                    size_bytes=sum(shard.size_bytes for shard in shards),
-                    content=digest_of([shard.digest for shard in shards]),
+                    block_rows=tuple(shards.rows.tolist()),
+                    size_bytes=int(shards.size_bytes.sum()),
+                    content=shards.content,
                 )
-        return manifest.model_copy(update={"shards": ()}), datasets
+        return manifest.model_copy(update={"table": ShardTable()}), datasets
 
     def units(self, split: Split) -> list[StreamUnit]:
         """List the units that can hold rows of `split`, in row order. Opens large files to find their pieces."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.ingest.shuffle.permutation import ROUNDS, SMALL, Half, Permutation, table
 from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
@@ -96,8 +95,8 @@ class LaneRows:
         run_rows: rows of the runs that a window is made of; 0 takes whole shards.
     """
 
-    def __init__(self, shards: Sequence[int], lanes: int, seed: int, window_rows: int = 0, run_rows: int = 0) -> None:
-        sizes = np.array(shards, np.int64)
+    def __init__(self, shards: ArrayLike, lanes: int, seed: int, window_rows: int = 0, run_rows: int = 0) -> None:
+        sizes = np.asarray(shards, np.int64)
         self.rows, self.lanes, self._seed = int(sizes.sum()), lanes, seed
         deal = Permutation(len(sizes), hash_words(seed, _DEAL))(np.arange(len(sizes)))
         ends = np.cumsum(sizes[deal])
@@ -136,11 +135,12 @@ class LaneRows:
             line += shift.take(part_of(line))
         return out
 
-    def shards_of(self, low: int, high: int) -> list[int]:
-        """Return the shards with rows of lanes [low, high), in the order of the line."""
+    def shards_of(self, low: int, high: int) -> Ids:
+        """Return the shards with rows of lanes [low, high), in the order of the line: int64 [shards]."""
         ends = (self._begins + self._sizes)[high - 1] if high > low else 0
         parts = (self._part_begins >= self._begins[min(low, self.lanes - 1)]) & (self._part_begins < ends)
-        return list(dict.fromkeys(self._shard[parts].tolist()))
+        shards, first = np.unique(self._shard[parts], return_index=True)
+        return shards[np.argsort(first)]
 
     @property
     def window_rows(self) -> int:

@@ -45,8 +45,8 @@ def window_runs(shuffle: ShuffleSpec, order: Order | None, *, streamed: bool) ->
         return 1.0
     if order is None:
         return float(GROUPS_PER_WINDOW) if shuffle.window_of == "rows" else 1.0
-    if order.shards:
-        return min(len(order.shards), max(1.0, shuffle.window_rows * len(order.shards) / order.rows))
+    if count := order.shards.count:
+        return min(count, max(1.0, shuffle.window_rows * count / order.rows))
     return min(float(GROUPS_PER_WINDOW), order.rows / order.group_rows)
 
 

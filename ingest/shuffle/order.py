@@ -10,12 +10,12 @@ repeats or skips rows. Source: google/grain, where the sample order is a functio
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from numpy.typing import ArrayLike, NDArray
+from pydantic import NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from penstock.config import Section
 from penstock.digest import bytes_digest, digest_of
@@ -29,7 +29,7 @@ from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.ingest.splitmix import hash_words
 from penstock.messages import counted
 
-__all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
+__all__ = ["GROUPS_PER_WINDOW", "Order", "ShardRows", "make_order"]
 
 
 Ids = NDArray[np.int64]
@@ -47,6 +47,40 @@ _PROBE_EPOCHS = (0, 1, 1000)
 _PROBE_ROWS = 64
 
 
+class ShardRows(Section):
+    """Rows of each shard of a split, in row order. Saved, sent and compared as their digest, in 16 bytes for any number."""
+
+    digest: str = ""
+    count: NonNegativeInt = 0
+    _rows: Ids | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, rows: ArrayLike) -> ShardRows:
+        """Describe the rows of some shards, and hold them."""
+        held = np.asarray(rows, np.int64)
+        made = cls(digest=bytes_digest(held.astype("<i8", copy=False).tobytes()) if len(held) else "", count=len(held))
+        made._rows = held
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardRows) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def rows(self) -> Ids:
+        """Rows of each shard: int64 [count]. Raises ValueError if only the digest is known."""
+        if self._rows is None:
+            raise ValueError(f"the rows of {self.count:,} shards are not known: use Order.of_shards")
+        return self._rows
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the rows are known, not only their digest."""
+        return self._rows is not None or not self.count
+
+
 class Order(Section):
     """The order of one split's rows in every epoch. Plain data; the same in every process."""
 
@@ -58,8 +92,9 @@ class Order(Section):
     rows: NonNegativeInt
     window_rows: NonNegativeInt = 0
     """About the rows of one window of `windowed`: rounded down to whole groups, or up to whole shards."""
-    shards: tuple[PositiveInt, ...] = ()
-    """Rows of each shard, in row order, for lanes and for windows of whole shards."""
+    shards: ShardRows = ShardRows()
+    """Rows of each shard, in row order, for lanes and for windows of whole shards; an order that was saved or sent has them
+    from `of_shards`."""
     lanes: PositiveInt = 1
     """Parts that the rows are dealt to; each worker serves some of them in every batch."""
     run_rows: NonNegativeInt = 0
@@ -73,11 +108,21 @@ class Order(Section):
 
     @model_validator(mode="after")
     def _shards_hold_the_rows(self) -> Order:
-        if self.shards and sum(self.shards) != self.rows:
-            raise ValueError(f"the shards have {sum(self.shards)} rows, the split {self.rows}")
-        if (self.version == 2) != (self.lanes > 1) or (self.lanes > 1 and (not self.shards or self.lanes > self.rows)):
-            raise ValueError(f"version {self.version} has no {self.lanes} lanes of {len(self.shards)} shards, {self.rows} rows")
+        count = self.shards.count
+        if count and self.shards.is_held and (found := int(self.shards.rows.sum())) != self.rows:
+            raise ValueError(f"the shards have {found} rows, the split {self.rows}")
+        if (self.version == 2) != (self.lanes > 1) or (self.lanes > 1 and (not count or self.lanes > self.rows)):
+            raise ValueError(f"version {self.version} has no {self.lanes} lanes of {count} shards, {self.rows} rows")
         return self
+
+    def of_shards(self, rows: ArrayLike) -> Order:
+        """Return the order with the rows of the shards that it was made for. Raises ValueError for those of others."""
+        if self.shards.is_held:
+            return self
+        held = ShardRows.of(rows)
+        if held != self.shards:
+            raise ValueError(f"the order is of {self.shards.count:,} other shards than these {held.count:,}")
+        return self.model_copy(update={"shards": held})
 
     @property
     def is_drawn(self) -> bool:
@@ -98,7 +143,7 @@ class Order(Section):
     @property
     def lane_rows(self) -> LaneRows:
         """The rows of `lanes`, if there are several."""
-        return _lane_rows(_Same(self.shards), self.lanes, self.seed, self.window_rows, self.run_rows)
+        return _lane_rows(self.shards, self.lanes, self.seed, self.window_rows, self.run_rows)
 
     @property
     def group_rows(self) -> int:
@@ -123,7 +168,7 @@ class Order(Section):
             return self.lane_rows.ids_at(epoch, np.arange(start, stop, dtype=np.int64))
         if self.mode == "global":
             return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
-        return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
+        return self._shard_ids(epoch, start, stop) if self.shards.count else self._windowed_ids(epoch, start, stop)
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
         """Return row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,).
@@ -148,7 +193,7 @@ class Order(Section):
 
     def _shard_ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Shuffle the shards each epoch, cut them into windows, and permute the rows inside each window."""
-        dealt = _dealt_shards(_Same(self.shards), self.window_rows, self.seed, epoch)
+        dealt = _dealt_shards(self.shards, self.window_rows, self.seed, epoch)
         parts = []
         first_window, last_window = np.searchsorted(dealt.window_ends, [start, stop - 1], side="right").tolist()
         for window in range(first_window, last_window + 1):
@@ -208,22 +253,9 @@ class _Dealt(NamedTuple):
         return first, int(np.searchsorted(self.ends, self.window_ends[window])) + 1
 
 
-class _Same:
-    """Shards, compared as an object: to hash a tuple of a million numbers takes 10 ms."""
-
-    def __init__(self, shards: tuple[int, ...]) -> None:
-        self.shards = shards
-
-    def __hash__(self) -> int:
-        return id(self.shards)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.shards is other.shards
-
-
 @functools.lru_cache(maxsize=4)
-def _dealt_shards(same: _Same, window_rows: int, seed: int, epoch: int) -> _Dealt:
-    sizes = np.array(same.shards, np.int64)
+def _dealt_shards(shards: ShardRows, window_rows: int, seed: int, epoch: int) -> _Dealt:
+    sizes = shards.rows
     deal = _permutation(len(sizes), seed, epoch, _GROUPS, 0)(np.arange(len(sizes), dtype=np.int64))
     ends = np.cumsum(sizes[deal])
     starts_of_ids = np.cumsum(sizes) - sizes
@@ -237,7 +269,7 @@ def _dealt_shards(same: _Same, window_rows: int, seed: int, epoch: int) -> _Deal
     return _Dealt(ends, shift, np.array(window_ends, np.int64))
 
 
-def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = (), batch_rows: int = 1) -> Order:
+def make_order(shuffle: ShuffleSpec, rows: int, shards: ArrayLike = (), batch_rows: int = 1) -> Order:
     """Make the order of a `shuffle` section over a split of `rows` rows. Fields without effect stay 0.
 
     Args:
@@ -250,22 +282,22 @@ def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = (), batc
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
     by_shards = shuffle.mode == "windowed" and shuffle.window_of == "shards"
-    lanes = shuffle.most_lanes(batch_rows)
+    lanes, found = shuffle.most_lanes(batch_rows), ShardRows.of(shards)
     if shuffle.lanes == "auto":
-        lanes = min(lanes, 1 << len(shards).bit_length() >> 1) or 1
+        lanes = min(lanes, 1 << found.count.bit_length() >> 1) or 1
     elif lanes > rows:
         raise SpecError(f"shuffle.lanes: {lanes} lanes for {counted(rows, 'row')}", next_step="use fewer, or lanes: auto")
     return Order(
         version=1 if lanes == 1 else 2, mode=shuffle.mode, seed=seed, rows=rows, window_rows=window,
-        shards=tuple(shards) if by_shards or lanes > 1 else (), lanes=lanes,
+        shards=found if by_shards or lanes > 1 else ShardRows(), lanes=lanes,
         run_rows=max(1, window // GROUPS_PER_WINDOW) if lanes > 1 and window and not by_shards else 0,
         sample=shuffle.sample, by_length=shuffle.by_length,
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4)
-def _lane_rows(same: _Same, lanes: int, seed: int, window_rows: int, run_rows: int) -> LaneRows:
-    return LaneRows(same.shards, lanes, seed, window_rows, run_rows)
+def _lane_rows(shards: ShardRows, lanes: int, seed: int, window_rows: int, run_rows: int) -> LaneRows:
+    return LaneRows(shards.rows, lanes, seed, window_rows, run_rows)
 
 
 @functools.lru_cache(maxsize=64)

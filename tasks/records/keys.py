@@ -27,7 +27,7 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["DECIDES", "StageKey", "changed_inputs", "framework_versions", "short_value", "stage_keys"]
 
-OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 3, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
+OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 4, "shuffle": 2, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 DECIDES = "decides."

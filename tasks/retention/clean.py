@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from penstock.errors import LeaseHeldError
-from penstock.ingest.manifest import UNIT_RECORD, DatasetManifest, manifest_path, unit_path
+from penstock.ingest.manifest import UNIT_RECORD, manifest_path, unit_path
 from penstock.lease import LeaseHolder, hold_lease
 from penstock.tasks.records.at_work import CLEANUP_LEASE
 from penstock.tasks.records.ledger import Cleaned, Ledger, utc_now
@@ -101,10 +101,8 @@ class Cleaning:
             self.ledger.save_run(run.model_copy(update={"cleaned": Cleaned(at=utc_now(), by=self.by)}))
 
     def _mark_output(self, key: str) -> None:
-        """Keep the record of a dataset to be read, without its list of shards, which may be long."""
+        """Keep the record of a dataset, to be read."""
         path = f"stages/materialize/{key}.json"
         record = self.ledger.stage_record(path, key)
         if record is not None:
-            output = DatasetManifest.model_validate(record.output).model_copy(update={"shards": (), "units": ()})
-            update = {"cleaned": Cleaned(at=utc_now(), by=self.by), "output": output.model_dump(mode="json")}
-            self.ledger.save_stage(path, record.model_copy(update=update))
+            self.ledger.save_stage(path, record.model_copy(update={"cleaned": Cleaned(at=utc_now(), by=self.by)}))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pydantic import ValidationError
 
 from penstock.errors import LeaseHeldError, ResumeError
-from penstock.ingest.manifest import DatasetManifest, manifest_path
+from penstock.ingest.manifest import DatasetManifest
 from penstock.lease import current_holder
 from penstock.plugins import needed
 from penstock.redact import first_line
@@ -108,8 +108,8 @@ def _use(ledger: Ledger, run: Run) -> RunUse:
 
 
 def _units(storage: Storage, dataset: str) -> frozenset[str]:
-    manifest = storage.read_record(manifest_path(dataset), DatasetManifest)
-    return frozenset() if manifest is None else frozenset(unit.key for unit in manifest.units)
+    manifest = DatasetManifest.read(storage, dataset)
+    return frozenset(manifest.shards.units if manifest is not None else ())
 
 
 def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from penstock.digest import file_digest
 from penstock.ingest.columns.arrays import column_view, contiguous, tensor_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.feed.batch import Batch, Feed
-from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -129,8 +129,7 @@ def write_dataset(
         key="k",
         feed_schema=LISTS if lists else SCHEMA,
         rows={"train": rows},
-        shards=tuple(shards),
-        units=(),
+        table=ShardTable.of(shards),
         content_digest="c",
     )
 

@@ -28,7 +28,7 @@ STEPS = -(-ROWS // BATCH)
 
 @pytest.fixture
 def dataset(storage: Storage, manifest: DatasetManifest) -> str:
-    storage.write_json("datasets/k/manifest.json", manifest.model_dump(mode="json"))
+    manifest.write(storage)
     return storage.uri("datasets/k")
 
 
@@ -180,10 +180,18 @@ def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:
         list(loader)
 
 
+def test_manifest_of_another_version_is_refused(dataset: str) -> None:
+    file = Path(dataset, "manifest.json")
+    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(DataError, match="has version 1, and this penstock reads version 2") as caught:
+        open_feed(dataset, batch_rows=BATCH)
+    assert "run its pipeline again" in caught.value.next_step
+
+
 def second_dataset(tmp_path: Path, rows: int = 100) -> str:
     storage = Storage(str(tmp_path / "second"))
     manifest = write_dataset(storage, tmp_path / "second-scratch", 2, rows=rows)
-    storage.write_json("datasets/s/manifest.json", manifest.model_dump(mode="json"))
+    manifest.model_copy(update={"key": "s"}).write(storage)
     return storage.uri("datasets/s")
 
 

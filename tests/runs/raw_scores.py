@@ -40,7 +40,7 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     test = held_out(file)
     answer = model.predict(test)
     (manifest_file,) = project.glob(".penstock/datasets/*/manifest.json")
-    manifest = DatasetManifest.model_validate_json(manifest_file.read_text())
+    manifest = DatasetManifest.model_validate_json(manifest_file.read_text()).opened(Storage(str(project / ".penstock")))
     rows = manifest.rows["test"]
     assert len(answer) == rows == test.num_rows
     order = make_order(ShuffleSpec(mode="none"), rows)

@@ -140,7 +140,7 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     assert result["metrics"]["val/accuracy"] > 0.8
     storage = Storage(str(tmp_path / ".penstock"))
     (dataset,) = Path(storage.root).glob("datasets/*/manifest.json")
-    manifest = DatasetManifest.model_validate_json(dataset.read_text())
+    manifest = DatasetManifest.model_validate_json(dataset.read_text()).opened(storage)
     shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards_of("train")]
     heights = np.tile(np.arange(150.0, 210), 2)
     clipped = np.clip(heights, *np.quantile(heights, [0.25, 0.75]))

@@ -135,7 +135,7 @@ def checkpoints_in(storage: Storage) -> Callable[[], bool]:
 def damage_a_shard(storage: Storage) -> None:
     """Change a byte of prepared rows in the store, and let this machine forget its copy of them."""
     (dataset,) = storage.list("datasets")
-    shard = DatasetManifest.model_validate(storage.read_json(manifest_path(dataset))).shards[0]
+    shard = DatasetManifest.model_validate(storage.read_json(manifest_path(dataset))).opened(storage).shards[0]
     content = bytearray(storage.read_bytes(shard.path))
     content[len(content) // 2] ^= 1
     storage.write_bytes(shard.path, bytes(content))

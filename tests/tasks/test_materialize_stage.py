@@ -34,7 +34,7 @@ def project(tmp_path: Path, *overrides: str) -> Project:
 
 def output() -> dict[str, Any]:
     schema = FeedSchema(columns=())
-    manifest = DatasetManifest(key="k", feed_schema=schema, rows={"train": 5}, shards=(), units=(), content_digest="c")
+    manifest = DatasetManifest(key="k", feed_schema=schema, rows={"train": 5}, content_digest="c")
     return manifest.model_dump(mode="json")
 
 

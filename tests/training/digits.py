@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from penstock.digest import digest_of, file_digest
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import write_shard
 from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import make_order
@@ -64,8 +64,7 @@ def write_digits(storage: Storage) -> DatasetManifest:
         key="digits",
         feed_schema=SCHEMA,
         rows=dict(ROWS),
-        shards=tuple(shards),
-        units=(),
+        table=ShardTable.of(shards),
         content_digest=digest_of([shard.digest for shard in shards]),
         split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in SPLITS},
     )

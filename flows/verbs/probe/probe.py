@@ -114,7 +114,7 @@ def _context(loaded: LoadedSpec, reporter: Reporter, stopping: StopRequest, need
 
 def _read(ctx: RunContext) -> dict[str, Any]:
     own_cluster = ctx.need_ray()
-    split_bytes = sum(shard.size_bytes for shard in ctx.manifest.shards_of("train"))
+    split_bytes = ctx.manifest.table.size_bytes.get("train", 0)
     with scratch_folder(ctx.storage) as scratch:
         job = replace(make_job(ctx), run_storage=scratch)
         ctx.stopping.graceful = True

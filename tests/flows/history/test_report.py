@@ -20,7 +20,7 @@ def test_page_has_left_out_rows_and_speed() -> None:
     ledger.new_attempt("r")
     extra = {"dropped": {"null": 1200, "broken image": 34}, "quarantined": 1234}
     manifest = DatasetManifest(
-        key="rows", feed_schema=FeedSchema(columns=()), rows={"train": 90}, shards=(), units=(), content_digest="c", extra=extra
+        key="rows", feed_schema=FeedSchema(columns=()), rows={"train": 90}, content_digest="c", extra=extra
     )
     output = manifest.model_dump(mode="json")
     record = StageRecord(stage="materialize", key="rows", inputs={}, output=output, seconds=0, made="")

@@ -14,7 +14,7 @@ from penstock.flows.cli import app
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.plan import describe_mixing, describe_workers, format_workers, plan_pipeline, show_plan
-from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.context import StageOutcome
@@ -27,9 +27,7 @@ from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snap
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source
 
-PREPARED = DatasetManifest(
-    key="k", feed_schema=FeedSchema(columns=()), rows={"train": 1442}, shards=(), units=(), content_digest="c"
-)
+PREPARED = DatasetManifest(key="k", feed_schema=FeedSchema(columns=()), rows={"train": 1442}, content_digest="c")
 WINDOWED = ["shuffle.mode=windowed", "shuffle.window_rows=3200", "train.batch_rows=64"]
 
 
@@ -133,10 +131,12 @@ def test_plan_shows_mixing_as_line_and_as_record(tmp_path: Path, capsys: pytest.
 
 def test_plan_states_lanes_and_needs_of_a_worker(tmp_path: Path) -> None:
     loaded = load_spec(make_project(tmp_path / "p", files=1), ["train.batch_rows=64", "train.workers=4"])
-    shards = tuple(
-        ShardInfo(path=f"{n}.arrow", split="train", rows=1000, size_bytes=10**6, digest=str(n), unit="u") for n in range(40)
-    )
-    manifest = PREPARED.model_copy(update={"shards": shards, "rows": {"train": 40_000}})
+    shards = [
+        ShardInfo(path=f"units/u/{n}", split="train", rows=1000, size_bytes=10**6, digest=f"{n:032x}", unit="u")
+        for n in range(40)
+    ]
+    manifest = PREPARED.model_copy(update={"table": ShardTable.of(shards), "rows": {"train": 40_000}})
+    manifest.write(loaded.project.storage)
     workers = describe_workers(loaded.project, manifest.model_dump())
     assert workers is not None
     assert 0.5 < workers["chi2_by_freedom"] < 1.1

@@ -29,7 +29,7 @@ from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, select_prepared, streamed
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import ColumnInfo, FeedSchema
-from penstock.ingest.shuffle.order import Order
+from penstock.ingest.shuffle.order import Order, ShardRows
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 from tests import ROOT
@@ -146,7 +146,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
     manifest = write_dataset(remote, tmp_path / "many", 30)
     monkeypatch.setattr("penstock.ingest.feed.cached.MAX_GROUP_BATCHES", 1)
     rows = [shard.rows for shard in manifest.shards]
-    order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=100, shards=tuple(rows))
+    order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=100, shards=ShardRows.of(tuple(rows)))
     # So small that shards are let go all the time, while others gather from them.
     monkeypatch.setattr(
         "penstock.ingest.feed.node_cache.NodeCache.budget_bytes", 20 * max(shard.size_bytes for shard in manifest.shards)
@@ -409,7 +409,7 @@ def test_stream_raises_users_error(ray_cluster: None) -> None:  # noqa: F811
 def test_process_forked_after_threads_read_can_read(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "storage"))
     manifest = write_dataset(storage, tmp_path / "scratch", 5)
-    storage.write_json("datasets/d/manifest.json", manifest.model_dump(mode="json"))
+    manifest.model_copy(update={"key": "d"}).write(storage)
     script = """
 import os, sys, threading
 from penstock import open_feed

@@ -21,7 +21,7 @@ from tests.gpu import needs_gpu
 def dataset(tmp_path: Path) -> str:
     storage = Storage(str(tmp_path / "store"))
     manifest = write_dataset(storage, tmp_path / "scratch", 3, lists=True)
-    storage.write_json(f"datasets/{manifest.key}/manifest.json", manifest.model_dump(mode="json"))
+    manifest.write(storage)
     return f"{tmp_path}/store/datasets/{manifest.key}"
 
 

@@ -138,7 +138,7 @@ def test_last_batch_of_lanes_is_dropped_or_filled(storage: Storage, tmp_path: Pa
 
 def test_open_feed_takes_lanes_and_refuses_a_state_of_others(storage: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(storage, tmp_path / "many", 10)
-    storage.write_json("datasets/k/manifest.json", manifest.model_dump(mode="json"))
+    manifest.write(storage)
     address = storage.uri("datasets/k")
     feed = open_feed(address, batch_rows=64)
     assert feed.order.lanes == 8 and open_feed(address, batch_rows=83).order.lanes == 1
@@ -152,7 +152,7 @@ def test_open_feed_takes_lanes_and_refuses_a_state_of_others(storage: Storage, t
 
 
 def test_needs_of_a_worker_are_those_of_its_lanes(many: DatasetManifest) -> None:
-    sizes = [shard.size_bytes for shard in many.shards]
+    sizes = many.shards.size_bytes
     one = most_of_a_rank(order_of(many, lanes=1), sizes, 4)
     assert one == {"rows": 251, "fetch_bytes": sum(sizes), "disk_bytes": sum(sizes)}
     some = most_of_a_rank(order_of(many), sizes, 4)

@@ -25,7 +25,7 @@ from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.mapped_shards import FETCH_THREADS
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.shuffle.order import Order
+from penstock.ingest.shuffle.order import Order, ShardRows
 from penstock.storage import Storage
 from tests import ROOT
 from tests.conformance.feed_cases import ROWS, check_values, order_of, write_dataset
@@ -249,6 +249,7 @@ def test_half_of_a_nearly_full_disk_is_used(remote: Storage, tmp_path: Path, mon
 
 def test_ending_program_does_not_wait_for_whole_dataset(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 60)
+    manifest.write(Storage(remote.root.removeprefix("local://")))
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
     script = """
 import sys, threading
@@ -263,7 +264,7 @@ def slow(self, path, local):
     ends.wait()
     get_file(self, path, local)
 Storage.get_file = slow
-manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
+manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text()).opened(Storage(sys.argv[1]))
 rows = manifest.rows["train"]
 feed = open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=1, order=Order(mode="global", seed=3, rows=rows))
 threading._register_atexit(ends.set)  # the last one that is registered is called first
@@ -292,7 +293,7 @@ from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.shuffle.order import Order
 from penstock.errors import PreflightError
 from penstock.storage import Storage
-manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
+manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text()).opened(Storage(sys.argv[1]))
 order = Order(mode="global", seed=3, rows=manifest.rows["train"])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
 seen = sum(b.rows for b in open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order).batches(0))
@@ -302,6 +303,7 @@ try:
 except PreflightError as error:
     print(seen, error)
 """
+    manifest.write(Storage(remote.root.removeprefix("local://")))
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
     arguments = [remote.root, str(tmp_path / "manifest.json")]
     environment = {"PYTHONPATH": str(ROOT), "PENSTOCK_CACHE_DIR": str(tmp_path / "new")}
@@ -334,7 +336,7 @@ def test_windowed_order_reads_dataset_larger_than_cache(
         open_cached_feed(remote, manifest, "train", batch_rows=1, order=order)
     if mode == "windowed":
         shards = tuple(shard.rows for shard in manifest.shards)
-        order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=60, shards=shards)
+        order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=60, shards=ShardRows.of(shards))
     else:
         order = order_of("none", 0)
     seen: list[int] = []
@@ -352,7 +354,9 @@ def test_two_runs_share_a_small_cache(remote: Storage, tmp_path: Path, monkeypat
     manifest = write_dataset(remote, tmp_path / "many", 40)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(12 * max(shard.size_bytes for shard in manifest.shards)))
     shards = tuple(shard.rows for shard in manifest.shards)
-    orders = [Order(mode="windowed", seed=seed, rows=ROWS, window_rows=ROWS // 5, shards=shards) for seed in (1, 2)]
+    orders = [
+        Order(mode="windowed", seed=seed, rows=ROWS, window_rows=ROWS // 5, shards=ShardRows.of(shards)) for seed in (1, 2)
+    ]
     feeds = [open_cached_feed(remote, manifest, "train", batch_rows=16, order=order) for order in orders]
     seen: list[list[int]] = [[], []]
     for batches in zip(*(feed.batches(0) for feed in feeds), strict=True):
@@ -408,7 +412,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.digest import file_digest
 from penstock.storage import Storage
-manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
+manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text()).opened(Storage(sys.argv[1]))
 cache, pick = NodeCache(Path(sys.argv[3]), int(sys.argv[4])), random.Random(int(sys.argv[5]))
 while True:
     held = [cache.hold(Storage(sys.argv[1]), shard) for shard in pick.sample(manifest.shards, 2)]
@@ -417,6 +421,7 @@ while True:
     del held, one
     print("ok", flush=True)
 """
+    manifest.write(Storage(remote.root.removeprefix("local://")))
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
     folder, budget = tmp_path / "tight", 10 * max(shard.size_bytes for shard in manifest.shards)
     assert budget < sum(shard.size_bytes for shard in manifest.shards)

@@ -58,14 +58,20 @@ def calls(folder: Path) -> list[int]:
 # The dataset.
 
 
+def units(source: Source, manifest: DatasetManifest) -> list[dict[str, Any]]:
+    """The commit records of the manifest's units."""
+    found: list[dict[str, Any]] = [source.storage.read_json(f"units/{key}/unit.json") for key in manifest.shards.units]
+    return found
+
+
 def test_rows_keep_file_order_and_provenance(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(3), label="y")
     manifest = source.materialize()
     assert manifest.rows == {"train": 30, "validation": 0, "test": 0}
     assert source.column(manifest, "x").tolist() == list(range(30))
     assert source.column(manifest, "_row").tolist() == [*range(10)] * 3
-    assert [unit.files for unit in manifest.units] == [(f"part-{i:02d}.parquet",) for i in range(3)]
-    assert [shard.unit for shard in manifest.shards] == [unit.key for unit in manifest.units]
+    assert [unit["files"] for unit in units(source, manifest)] == [[f"part-{i:02d}.parquet"] for i in range(3)]
+    assert manifest.units == len(manifest.shards) == len(manifest.shards.units) == 3
     schema = manifest.feed_schema
     assert [(c.name, c.dtype, c.shape) for c in schema.columns] == [("x", "float32", ()), ("y", "int64", ())]
     assert (schema.label, schema.num_classes, schema.classes) == ("y", 3, None)
@@ -94,7 +100,7 @@ def test_rows_do_not_depend_on_files_per_unit(tmp_path: Path) -> None:
     apart = source.materialize()
     columns = {split: source.column(apart, "x", split).tolist() for split in ("train", "validation")}  # type: ignore[arg-type]
     together = source.materialize(spec=MaterializeSpec(unit_bytes=1 << 40))
-    assert len(together.units) < len(apart.units)
+    assert together.units < apart.units
     for split, expected in columns.items():
         assert source.column(together, "x", split).tolist() == expected  # type: ignore[arg-type]
     assert {0, 1} <= set(source.column(together, "_file").tolist())
@@ -172,7 +178,7 @@ def test_adding_a_file_prepares_that_file_only(tmp_path: Path) -> None:
     write_files(tmp_path, {"train/part-01b.parquet": part(500)})
     after = source.materialize()
     assert calls(tmp_path) == [500]
-    assert {unit.key for unit in before.units} < {unit.key for unit in after.units}
+    assert {*before.shards.units} < {*after.shards.units}
     assert source.column(after, "x").tolist() == [*range(20), *range(500, 510), *range(20, 40)]
 
 
@@ -191,7 +197,7 @@ def test_datasets_made_at_once_share_units(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(make, ["a", "b"])
-    assert one.content_digest == other.content_digest and one.units == other.units
+    assert one.content_digest == other.content_digest and one.shards.units == other.shards.units
     assert len(calls(tmp_path)) < 16 - 2, "most units are made once"
 
 
@@ -272,13 +278,13 @@ def test_new_image_library_prepares_only_images_again(tmp_path: Path, library: s
     pictures = Source.of(
         tmp_path / "images", {"train/a/0.jpg": content.getvalue()}, [{"drop": ["path", "label"]}], format="images"
     )
-    before = {source.folder: source.materialize().units[0].key for source in (table, pictures)}
+    before = {source.folder: source.materialize().shards[0].unit for source in (table, pictures)}
     known = importlib.metadata.version
     other = mock.patch.object(importlib.metadata, "version", lambda name: "0" if name == library else known(name))
     asked_again = mock.patch("penstock.ingest.materialize.unit._image_libraries", _image_libraries.__wrapped__)
     with other, asked_again, mock.patch("PIL.__version__", "0" if library == "pillow" else PIL.__version__):
-        assert table.materialize().units[0].key == before[table.folder]
-        assert pictures.materialize().units[0].key != before[pictures.folder]
+        assert table.materialize().shards[0].unit == before[table.folder]
+        assert pictures.materialize().shards[0].unit != before[pictures.folder]
 
 
 def test_unrelated_change_prepares_nothing_again(tmp_path: Path) -> None:
@@ -296,7 +302,7 @@ def test_unreadable_commit_record_is_ignored(tmp_path: Path, content: str) -> No
     source = counted(tmp_path, parts(2))
     first = source.materialize()
     calls(tmp_path)
-    unit = first.units[1].key
+    unit = first.shards[1].unit
     source.storage.write_bytes(f"units/{unit}/unit.json", content.encode())
     assert source.materialize() == first
     assert calls(tmp_path) == [10]
@@ -328,7 +334,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     source = counted(tmp_path, parts(1))
-    unit = source.materialize().units[0].key
+    unit = source.materialize().shards[0].unit
     home = source.storage.local_path(f"units/{unit}")
     stale = home / f".build-{socket.gethostname()}-{child.pid}-abc"
     stale.mkdir()
@@ -349,6 +355,18 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, flip])
+def test_damaged_table_is_written_again_from_kept_units(tmp_path: Path, damage: Any) -> None:
+    source = counted(tmp_path, parts(4))
+    manifest = source.materialize()
+    calls(tmp_path)
+    damage(source.storage.local_path(f"datasets/key/shards-{manifest.table.digest}.arrow"))
+    assert source.materialize() == manifest
+    assert calls(tmp_path) == []
+    found = DatasetManifest.read(source.storage, "key")
+    assert found is not None and list(found.shards) == list(manifest.shards)
 
 
 @pytest.mark.parametrize(("damage", "shallow"), [(Path.unlink, 1), (truncate, 1), (flip, 0)])
@@ -435,8 +453,8 @@ def test_dropped_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     source = Source.of(tmp_path, dirty(4), invalid="drop", label="y")
     manifest = source.materialize()
     assert manifest.rows["train"] == 37
-    assert [unit.rows_dropped for unit in manifest.units] == [0, 2, 0, 1]
-    assert [unit.rows_read for unit in manifest.units] == [10] * 4
+    assert [sum(unit["dropped"].values()) for unit in units(source, manifest)] == [0, 2, 0, 1]
+    assert manifest.rows_read == 40
     assert manifest.extra["dropped"] == {"null: z": 3}
     assert source.column(manifest, "_row").tolist()[10:12] == [0, 3]
 
@@ -479,7 +497,7 @@ def test_empty_train_split_error_names_reasons(tmp_path: Path) -> None:
 def test_commit_record_describes_unit(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(1), label="y")
     manifest = source.materialize()
-    record = json.loads(source.storage.read_bytes(f"units/{manifest.units[0].key}/unit.json"))
+    record = json.loads(source.storage.read_bytes(f"units/{manifest.shards[0].unit}/unit.json"))
     assert record["files"] == ["part-00.parquet"]
     assert record["shards"] == [shard.model_dump() for shard in manifest.shards]
     assert record["rows_read"] == 10

@@ -44,10 +44,10 @@ def test_the_dataset_after_kills_equals_one_made_in_one_go(tmp_path: Path) -> No
         folder.mkdir()
     source = make_source(interrupted)
     whole = source.materialize()
-    for unit in whole.units[::2]:
-        (interrupted / f"state/units/{unit.key}/unit.json").unlink()
-    for unit in whole.units[1::4]:
-        source.storage.delete(f"units/{unit.key}")
+    for unit in whole.shards.units[::2]:
+        (interrupted / f"state/units/{unit}/unit.json").unlink()
+    for unit in whole.shards.units[1::4]:
+        source.storage.delete(f"units/{unit}")
     (interrupted / "state" / manifest_path("key")).unlink()
     again = source.materialize()
     assert again == whole

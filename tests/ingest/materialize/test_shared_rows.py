@@ -57,7 +57,7 @@ def test_shared_rows_are_counted_and_first_is_named(tmp_path: Path, unit_bytes: 
 
 def test_unit_with_truncated_hashes_is_made_again(tmp_path: Path) -> None:
     source = Source.of(tmp_path, FILES, label="y", validation="val", test="test")
-    key = source.materialize().units[0].key
+    key = source.materialize().shards[0].unit
     path = source.storage.local_path(hashes_path(key, "train"))
     path.write_bytes(path.read_bytes()[:-8])
     assert committed(source.storage, key) is None

@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import DataError
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, stream_tasks, streams_cpus
+from penstock.ingest.manifest import ShardTable
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.shuffle.order import Order
@@ -50,7 +51,7 @@ def test_manifest_equals_disk_manifest_without_shards(tmp_path: Path, ray_cluste
     described = uncached(source).describe("key", silent)
     assert not source.storage.local_path().exists()
     on_disk = source.materialize()
-    assert described == on_disk.model_copy(update={"shards": ()})
+    assert described == on_disk.model_copy(update={"table": ShardTable()})
     assert described.rows["validation"] > 0
 
 
@@ -63,7 +64,7 @@ def test_quarantine_is_listed_without_disk_cache(tmp_path: Path, ray_cluster: No
     table = source.storage.read_bytes(path)
     source.storage.delete(path)
     on_disk = source.materialize()
-    assert described == on_disk.model_copy(update={"shards": ()})
+    assert described == on_disk.model_copy(update={"table": ShardTable()})
     assert described.rows_quarantined == pq.read_table(pa.BufferReader(table)).num_rows == 2
     assert table == source.storage.read_bytes(path)
 
@@ -73,7 +74,7 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
     small_shards = MaterializeSpec(unit_bytes=1, shard_bytes=400)
     manifest, datasets = uncached(source, small_shards).put("key", silent)
     on_disk = source.materialize(spec=small_shards)
-    assert manifest == on_disk.model_copy(update={"shards": ()})
+    assert manifest == on_disk.model_copy(update={"table": ShardTable()})
     assert set(datasets) == {"train", "validation", "test"}
     for split, dataset in datasets.items():
         order = Order(mode="global", seed=4, rows=manifest.rows[split])
@@ -105,9 +106,9 @@ def test_large_file_is_cut_as_on_disk(tmp_path: Path, ray_cluster: None) -> None
     ours = RowSource(source.preparation(), MaterializeSpec(), piece_bytes=20_000)
     whole = source.materialize(source.storage, MaterializeSpec())
     cut = source.materialize(Storage(str(tmp_path / "cut")), MaterializeSpec(), piece_bytes=20_000)
-    assert len(whole.units) == 1 and len(cut.units) == 4
-    assert ours.describe("key", silent) == cut.model_copy(update={"shards": ()})
-    assert ours.put("key", silent)[0] == cut.model_copy(update={"shards": ()})
+    assert whole.units == 1 and cut.units == 4
+    assert ours.describe("key", silent) == cut.model_copy(update={"table": ShardTable()})
+    assert ours.put("key", silent)[0] == cut.model_copy(update={"table": ShardTable()})
     assert cut.rows == whole.rows
     for split in ("train", "validation"):
         units = ours.units(split)
@@ -140,7 +141,7 @@ def test_bad_rows_are_dropped_under_drop(tmp_path: Path, ray_cluster: None) -> N
     source = Source.of(tmp_path, broken, label="y", invalid="drop")
     manifest, datasets = uncached(source).put("key", silent)
     assert manifest.rows["train"] == datasets["train"].num_rows == 4
-    assert sum(unit.rows_dropped for unit in manifest.units) == 2
+    assert manifest.rows_read - sum(manifest.rows.values()) == 2
 
 
 @pytest.mark.parametrize(("ranks", "free_cpus", "tasks"), [(2, 1.0, 1), (1, 0.5, 1), (2, 14.0, 3), (4, 8.0, 1)])

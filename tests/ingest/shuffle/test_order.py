@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from penstock.ingest.feed.batch import FeedShare, own_positions
 from penstock.ingest.shuffle import order as order_module
-from penstock.ingest.shuffle.order import Order, make_order
+from penstock.ingest.shuffle.order import Order, ShardRows, make_order
 from penstock.ingest.shuffle.permutation import Permutation, hash_words
 from penstock.ingest.spec import ShuffleSpec
 from tests import ROOT
 
 GLOBAL = Order(mode="global", seed=17, rows=1000)
 WINDOWED = Order(mode="windowed", seed=17, rows=1000, window_rows=128)
-SHARDS = Order(mode="windowed", seed=17, rows=1000, window_rows=128, shards=(100, 300, 50, 50, 200, 90, 110, 100))
+SHARDS = Order(mode="windowed", seed=17, rows=1000, window_rows=128, shards=ShardRows.of((100, 300, 50, 50, 200, 90, 110, 100)))
 NONE = Order(mode="none", rows=1000)
 
 
@@ -36,7 +36,7 @@ WINDOWED_EPOCH_0 = [952, 731, 706, 415, 487, 729, 271, 723]
 WINDOWED_EPOCH_3 = [918, 115, 915, 783, 329, 906, 2, 658]
 SHARDS_EPOCH_0 = [24, 485, 55, 98, 67, 7, 53, 95]
 HUGE = [257831685662, 86998461616, 264357675438]
-FINGERPRINTS = ["ac437c9c24291c6c7375b1a00f9f72fa", "1abf630dc6c564132d80153a45b757ac", "b0264aefe2214545e6d71c16fcc20e9b"]
+FINGERPRINTS = ["5fe991619828b5aa64b472beef7fd291", "d21b32e09299a2a06b552356cb928d0f", "595afbae850a865f2cd358c8e6bfa5fe"]
 
 
 def test_hashes_never_change() -> None:
@@ -212,7 +212,7 @@ def test_windows_hold_few_groups_and_mix_fully_inside() -> None:
 def test_window_of_shards_holds_whole_mixed_shards() -> None:
     sizes = [1000 + 7 * (number % 13) for number in range(64)]
     ends = np.cumsum(sizes)
-    order = Order(mode="windowed", seed=2, rows=int(ends[-1]), window_rows=8192, shards=tuple(sizes))
+    order = Order(mode="windowed", seed=2, rows=int(ends[-1]), window_rows=8192, shards=ShardRows.of(tuple(sizes)))
     position, windows = 0, []
     while position < order.rows:
         # The window that begins here: whole shards, just enough of them.
@@ -238,7 +238,7 @@ def test_window_of_shards_holds_whole_mixed_shards() -> None:
 
 def test_shards_with_other_row_count_are_refused() -> None:
     with pytest.raises(ValueError, match="the shards have 30 rows, the split 1000"):
-        Order(mode="windowed", rows=1000, window_rows=10, shards=(10, 20))
+        Order(mode="windowed", rows=1000, window_rows=10, shards=ShardRows.of((10, 20)))
 
 
 def test_windows_spread_over_the_split() -> None:
@@ -273,3 +273,17 @@ def test_a_changed_generator_changes_the_fingerprint(monkeypatch: pytest.MonkeyP
 
 def test_the_fingerprint_survives_json() -> None:
     assert Order.model_validate_json(WINDOWED.model_dump_json()).fingerprint == WINDOWED.fingerprint
+
+
+def test_saved_order_has_digest_of_its_shards_only() -> None:
+    rows = np.full(5000, 7)
+    order = make_order(ShuffleSpec(mode="windowed", window_of="shards", window_rows=70, lanes=1), 35_000, rows)
+    text = order.model_dump_json()
+    saved = Order.model_validate_json(text)
+    assert len(text) < 500 and saved == order
+    with pytest.raises(ValueError, match="rows of 5,000 shards are not known"):
+        saved.ids(0, 0, 10)
+    with pytest.raises(ValueError, match="5,000 other shards than these 5,000"):
+        saved.of_shards(rows[::-1] + np.arange(5000) % 2)
+    again = saved.of_shards(rows)
+    assert again.fingerprint == order.fingerprint and (again.ids(3, 0, 99) == order.ids(3, 0, 99)).all()

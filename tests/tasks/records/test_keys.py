@@ -47,9 +47,7 @@ def make(folder: Path) -> Path:
 def outputs(order: str = "o", **rows: str) -> dict[str, dict[str, Any]]:
     """What the stages before training left on record, of these rows."""
     digests = {"train": "t", "validation": "v", "test": "h"} | rows
-    manifest = DatasetManifest(
-        key="k", feed_schema=FeedSchema(columns=()), rows={}, shards=(), units=(), content_digest="", split_digests=digests
-    )
+    manifest = DatasetManifest(key="k", feed_schema=FeedSchema(columns=()), rows={}, content_digest="", split_digests=digests)
     return {"read": {}, "preprocess": {}, "materialize": manifest.model_dump(mode="json"), "shuffle": {"fingerprint": order}}
 
 

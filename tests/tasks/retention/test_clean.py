@@ -60,7 +60,7 @@ def check_only_kept(storage: Storage, kept: DatasetManifest) -> None:
     """That only the last run's data are there, and that they are whole."""
     assert damaged_shards(storage, kept, deep=True) == []
     files = layout(storage)
-    assert {path.split("/")[1] for path in files if path.startswith("units/")} == {unit.key for unit in kept.units}
+    assert {path.split("/")[1] for path in files if path.startswith("units/")} == {*kept.shards.units}
     assert {path.split("/")[1] for path in files if path.startswith("datasets/")} == {kept.key}
     assert {path.split("/")[1] for path in files if "/checkpoints/" in path} == {kept.key.replace("materialize-", "r0")}
 

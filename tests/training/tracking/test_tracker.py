@@ -234,9 +234,7 @@ def test_each_split_is_an_input_of_the_run_once(uri: str) -> None:
     )
     rows: dict[Split, int] = {"train": 9, "test": 3}
     digests: dict[Split, str] = {"train": "a" * 32, "test": "b" * 32}
-    manifest = DatasetManifest(
-        key="k" * 32, feed_schema=schema, rows=rows, shards=(), units=(), content_digest="d" * 32, split_digests=digests
-    )
+    manifest = DatasetManifest(key="k" * 32, feed_schema=schema, rows=rows, content_digest="d" * 32, split_digests=digests)
     run_id = None
     for attempt in (1, 2):
         tracker = open_tracker(uri, run_id=run_id, attempt=attempt)
