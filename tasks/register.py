@@ -94,7 +94,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         # Two runs that end together, of this pipeline or of another that registers under the same name, must not both be held
         # against the version before them.
         with hold_lease(ctx.storage, alias_lease(registered.name), ctx.stopping.give_up, brief=True):
-            promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest)
+            promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest, checkpoint.manifest.metrics)
     return {
         **registered.model_dump(mode="json"),
         "alias": spec.register_.alias if promotion is None or promotion.moved else None,

@@ -183,14 +183,22 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     if not is_there("penstock.tasks.promote.decide:decide"):
         problems.append(("register.promote", "it needs the plug-in penstock.tasks.promote, which was deleted here"))
     split = "validation" if promote.metric.startswith("val/") else "test"
-    if promote.metric.endswith("/loss"):
+    if promote.is_reported:
+        if spec.train.loop is None:
+            problems.append(
+                (
+                    "register.promote.metric",
+                    f"{promote.metric!r} is not test/NAME or val/NAME, and only a function (train.loop) reports other names",
+                )
+            )
+    elif promote.metric.endswith("/loss"):
         problems.append(
             (
                 "register.promote.metric",
                 f"{promote.metric!r} is a loss, which is the recipe's own; name a metric such as test/f1",
             )
         )
-    if getattr(spec.data, split) is None:
+    if not promote.is_reported and getattr(spec.data, split) is None:
         problems.append(("register.promote.metric", f"{promote.metric!r} needs a {split} split; set data.{split}"))
     if spec.register_.alias is None:
         problems.append(("register.promote", "no alias is set that could move; set register.alias"))

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from penstock.config import OnResume, Section
 from penstock.ingest.schema import SPLITS, Split
+from penstock.training.better import HIGHER_IS_BETTER, LOWER_IS_BETTER, mode_problem
 
 __all__ = [
     "BackendSpec",
@@ -240,7 +241,9 @@ class PromoteSpec(Section):
 
     metric: Annotated[str, OnResume.FREE]
     """What is compared, as in `test/accuracy`: `test` or `val`, and a metric of docs/recipe.md, but no loss and none of the
-    recipe's."""
+    recipe's. Or a name that a `loop` reports with its checkpoints, such as `accuracy`."""
+    mode: Annotated[Literal["min", "max"] | None, OnResume.FREE] = None
+    """Whether lower or higher is better, of a reported name that is not one of penstock's."""
     min_gain: Annotated[float, OnResume.FREE, Field(ge=0)] = 0.0
     """The least gain, in the metric's unit. At 0 any gain will do, and an equal model does not move the alias."""
     floors: Annotated[dict[str, float], OnResume.FREE] = Field(default_factory=dict)
@@ -248,15 +251,28 @@ class PromoteSpec(Section):
     otherwise: Annotated[Literal["keep", "move"], OnResume.FREE] = "keep"
     """What the alias does where the two cannot be compared, such as when a column that the old model needs is gone."""
 
-    @field_validator("metric")
-    @classmethod
-    def _is_of_held_out_rows(cls, metric: str) -> str:
-        if not re.fullmatch(r"(test|val)/\w+", metric):
-            raise ValueError(
-                f"{metric!r} is not test/NAME or val/NAME: both models are measured now, on the same rows. What a function has "
-                "reported was of its own rows; with load_model beside it, the function's model is measured, too"
-            )
-        return metric
+    @model_validator(mode="after")
+    def _has_a_direction(self) -> PromoteSpec:
+        name = self.metric.rpartition("/")[2]
+        if not self.is_reported and self.mode is not None:
+            raise ValueError(f"mode is for a reported name; which {self.metric} is better is known: take it out")
+        if self.is_reported and self.floors:
+            raise ValueError(f"floors are of measured metrics, such as test/accuracy, and {self.metric!r} is a reported name")
+        if self.is_reported and self.mode is None and name not in HIGHER_IS_BETTER | LOWER_IS_BETTER:
+            raise ValueError(f"mode is missing: whether {self.metric!r} is better lower (min) or higher (max)")
+        if self.mode is not None and (problem := mode_problem(self.metric, self.mode)):
+            raise ValueError(problem)
+        return self
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the metric is a name that a function reports, not one that both models are measured by."""
+        return re.fullmatch(r"(test|val)/\w+", self.metric) is None
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller value is a better one."""
+        return self.mode == "min" or (self.mode is None and self.metric.rpartition("/")[2] in LOWER_IS_BETTER)
 
 
 class RegisterSpec(Section):

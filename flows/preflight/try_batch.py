@@ -212,7 +212,7 @@ def _try_framework(
     trained = project.framework.check(project.recipe, train)
     measured = validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
-    if (promote := project.spec.register_.promote) is not None:
+    if (promote := project.spec.register_.promote) is not None and not promote.is_reported:
         make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained, "register.promote.metric")
     seed, schema = project.spec.shuffle.seed, manifest.feed_schema
     there = partial(_try_batch, train.framework, project.recipe, train, schema, batch, seed)

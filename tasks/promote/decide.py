@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.schema import METRICS_OF, Split
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
-from penstock.tasks.model.alias import Promotion
+from penstock.tasks.model.alias import REPORTED, Promotion
 from penstock.tasks.model.held_out import held_out_of
-from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.evaluation.paired import Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["below_floors", "decide", "weigh"]
 
 
-def decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str | None) -> Promotion:
+def decide(
+    ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str | None, report: Mapping[str, Any]
+) -> Promotion:
     """Compare a version with the holder of the alias, on the same held-out rows.
 
     Args:
         uri: of the registry.
         new: the version.
         holder: the version that has the alias.
+        report: of the version, as its tag `REPORTED` holds it.
 
     Raises:
         ServiceError: the registry does not answer.
@@ -37,7 +40,6 @@ def decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, h
     """
     policy = ctx.project.spec.register_.promote
     assert policy is not None
-    split, name = _split_and_name(policy)
     below = below_floors(policy, ctx.output("evaluate").get("slices", []))
     if holder == new.version:
         return Promotion(moved=True, reason=below or "nothing is to be compared", holder=holder)
@@ -46,7 +48,9 @@ def decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, h
     if holder is None:
         return Promotion(moved=True, reason="no version held it", metric=policy.metric)
     try:
-        compared = _compared(ctx, registry, uri, new, holder, split, name)
+        if policy.is_reported:
+            return _by_reports(policy, holder, report, registry.tags(uri, new.name, holder))
+        compared = _compared(ctx, registry, uri, new, holder, *_split_and_name(policy))
     except SpecError:
         raise
     except PenstockError as error:
@@ -71,6 +75,26 @@ def decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, h
     return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, **numbers)
 
 
+def _by_reports(policy: PromoteSpec, holder: str, report: Mapping[str, Any], tags: Mapping[str, str]) -> Promotion:
+    """Weigh what two functions have reported of their checkpoints.
+
+    Raises:
+        DataError: the holder's function has not reported it, or had other held-out rows.
+    """
+    of_holder = json.loads(tags.get(REPORTED, "{}"))
+    after, before = report["metrics"].get(policy.metric), of_holder.get("metrics", {}).get(policy.metric)
+    if after is None:
+        reason = f"{policy.metric!r} was not reported with its checkpoint"
+        return Promotion(moved=False, reason=reason, holder=holder, metric=policy.metric)
+    if before is None:
+        raise DataError(f"{policy.metric!r} was not reported with its checkpoint")
+    if of_holder["rows"] != report["rows"]:
+        raise DataError(f"its {policy.metric} {before:.4f} was reported on other held-out rows (now: {after:.4f})")
+    sentence = f"reported {policy.metric} {after:.4f}, where version {holder} has {before:.4f} ({after - before:+.4f})"
+    moved, reason = _is_gain(policy, before, after, sentence)
+    return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, before=before, after=after)
+
+
 def _compared(
     ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str, split: Split, metric: str
 ) -> ModelsCompared:
@@ -82,15 +106,18 @@ def _compared(
 
 def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[bool, str]:
     """Return whether version `new` is better than `holder` by as much as the policy asks for, and why, as a sentence."""
-    name = policy.metric.partition("/")[2]
-    gain = -paired.difference if name in LOWER_IS_BETTER else paired.difference
     sentence = f"{policy.metric} {paired.after:.4f}, where version {holder} has {paired.before:.4f} ({paired.difference:+.4f}"
     if not math.isnan(paired.low):
         sentence += f", 95 % interval [{paired.low:+.4f}, {paired.high:+.4f}]"
     sentence += f") on the same {counted(paired.rows, 'row')}"
+    return _is_gain(policy, paired.before, paired.after, sentence)
+
+
+def _is_gain(policy: PromoteSpec, before: float, after: float, sentence: str) -> tuple[bool, str]:
+    gain = before - after if policy.lower_is_better else after - before
     if not gain > 0:
         return False, f"{sentence}: it is not better"
-    if not _reaches(gain, policy.min_gain, max(abs(paired.before), abs(paired.after))):
+    if not _reaches(gain, policy.min_gain, max(abs(before), abs(after))):
         return False, f"{sentence}: the gain is below register.promote.min_gain {policy.min_gain:g}"
     return True, sentence
 
@@ -111,8 +138,10 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
     Args:
         slices: entries with `split`, `column`, `slice`, `rows` and metrics by name, as the evaluate stage lists them.
     """
+    if not policy.floors:
+        return None
     split, name = _split_and_name(policy)
-    sign = -1 if name in LOWER_IS_BETTER else 1
+    sign = -1 if policy.lower_is_better else 1
     broken = []
     for key, floor in policy.floors.items():
         meant = [each for each in slices if each["split"] == split and key in (each["slice"], each["column"])]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -70,7 +71,7 @@ def test_program_gets_reports_folders_and_returned_values(tmp_path: Path) -> Non
     text = loop.read_text().replace('"epoch": epoch}\n', shown)
     loop.write_text(text.replace("\n\n\ndef plain", '\n    return {"epochs": config["epochs"]}\n\n\ndef plain'))
     overrides = ["train.params={width: 8, lr: 0.004, epochs: 2, batch_size: 64}", "train.report={val/accuracy: mean}"]
-    overrides += ["train.checkpoint.keep=0", "train.checkpoint.keep_best=2"]
+    overrides += ["train.checkpoint.keep=0", "train.checkpoint.keep_best=2", "register.promote={metric: epoch, mode: max}"]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(file), *overrides], capture_output=True, text=True, env=os.environ, check=False
     )
@@ -94,3 +95,12 @@ def test_program_gets_reports_folders_and_returned_values(tmp_path: Path) -> Non
     assert len(names("reports/note")) == len(names("reports/pixels")) == 2
     version = client.get_model_version("digits", "1")
     assert Path(str(version.source).removeprefix("file://"), "artifacts", "folder", "state.pt").is_file()
+
+    def promotion(epochs: int) -> Any:
+        sets = [each.replace("epochs: 2", f"epochs: {epochs}") for each in overrides]
+        return Command("run", str(file), *(word for each in sets for word in ("--set", each)), "--json").finish()["promotion"]
+
+    assert result["promotion"]["moved"] and result["promotion"]["before"] is None
+    more = promotion(4)
+    assert (more["holder"], more["metric"]) == ("1", "epoch")
+    assert more["moved"] is (more["after"] > more["before"]) and 0 <= more["before"] <= 1, "the epoch of the best checkpoint"

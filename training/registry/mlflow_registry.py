@@ -75,6 +75,11 @@ class MlflowRegistry:
         for key, value in tags.items():
             _tag(client, name, version, key, value)
 
+    def tags(self, uri: str, name: str, version: str) -> Mapping[str, str]:
+        """See `KeepsAliases`."""
+        client = open_client(uri)
+        return dict(patiently("look up the tags", lambda: client.get_model_version(name, version).tags))
+
     def describe(self, uri: str, name: str, version: str, paragraphs: Sequence[str]) -> None:
         """See `KeepsAliases`; the last paragraph, which links to the run, stays."""
         client, text = open_client(uri), "\n\n".join(paragraphs)

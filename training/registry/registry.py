@@ -152,6 +152,10 @@ class KeepsAliases(Protocol):
         """Set tags of a version."""
         ...
 
+    def tags(self, uri: str, name: str, version: str) -> Mapping[str, str]:
+        """Return the tags of a version."""
+        ...
+
     def describe(self, uri: str, name: str, version: str, paragraphs: Sequence[str]) -> None:
         """Replace `TrainedVersion.description` of a version."""
         ...

@@ -276,15 +276,21 @@ class House:
         return Registered(name="line", version=number, uri=f"models:/line/{number}", alias="live", run_id=self.run_id)
 
     def promote(
-        self, new: Registered, slices: list[dict[str, Any]] | None = None, weights: str = "", **policy: Any
+        self,
+        new: Registered,
+        slices: list[dict[str, Any]] | None = None,
+        weights: str = "",
+        reported: dict[str, float | None] | None = None,
+        **policy: Any,
     ) -> Promotion:
         """What the register stage decides about `new`, whose weights are of the digest `weights`."""
+        code = {"recipe": "line.py:Line", "epochs": 1} if reported is None else {"loop": "line.py:train"}
         spec = PipelineSpec.model_validate(
             {
                 "name": "house",
                 "data": {"format": "parquet", "train": "train", "label": "y", "validation": None, "test": {"fraction": 0.5}},
                 "preprocess": [{"drop": ["area"]}],
-                "train": {"recipe": "line.py:Line", "epochs": 1},
+                "train": code,
                 "evaluate": {"slices": ["area"]},
                 "register": {"name": "line", "alias": "live", "promote": {"metric": "test/rmse", **policy}},
             }
@@ -300,7 +306,7 @@ class House:
             tracker=SimpleNamespace(set_tags=lambda _tags: None),
             reporter=SimpleNamespace(report=lambda _line: None),
         )
-        return promote(cast("RunContext", context), self.uri, new, weights or f"weights of {new.version}")
+        return promote(cast("RunContext", context), self.uri, new, weights or f"weights of {new.version}", reported or {})
 
     def holder(self) -> str:
         return MLFLOW.aliases(self.uri, "line")["live"]
@@ -322,6 +328,29 @@ def test_regression_alias_moves_for_smaller_error_above_floors(tmp_path: Path) -
     assert not refused.moved and "test/rmse is 0.5000 on the 9 rows of area=north, its floor is 0.4" in refused.reason
     assert house.holder() == "2"
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
+
+
+def test_reported_value_moves_alias_on_equal_held_out_rows_only(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    versions = [house.version(slope) for slope in (1.0, 1.5, 2.0, 2.5, 3.0)]
+    by_score = {"metric": "score", "mode": "max"}
+    untold = house.promote(versions[0], reported={"loss": 2.0}, **by_score)
+    assert untold.moved and "no version held it" in untold.reason
+    lacks = house.promote(versions[1], reported={"score": 0.9, "loss": 1.5}, **by_score)
+    assert not lacks.moved and "version 1, which holds it, cannot be compared: 'score' was not reported" in lacks.reason
+    better = house.promote(versions[1], reported={"score": 0.9, "loss": 1.5}, metric="loss", min_gain=0.5)
+    assert better.moved and (better.before, better.after, house.holder()) == (2.0, 1.5, "2")
+    worse = house.promote(versions[2], reported={"score": 0.8}, **by_score)
+    assert not worse.moved and worse.reason.endswith(
+        "reported score 0.8000, where version 2 has 0.9000 (-0.1000): it is not better"
+    )
+    none = house.promote(versions[3], reported={"score": None}, **by_score)
+    assert not none.moved and none.reason.endswith("'score' was not reported with its checkpoint")
+    digests = {**house.manifest.split_digests, "test": "of other rows"}
+    house.manifest = house.manifest.model_copy(update={"split_digests": digests})
+    other = house.promote(versions[4], reported={"score": 0.99}, **by_score)
+    assert not other.moved and "cannot be compared: its score 0.9000 was reported on other held-out rows" in other.reason
+    assert house.promote(versions[4], reported={"score": 0.99}, **by_score, otherwise="move").moved and house.holder() == "5"
 
 
 def test_new_holder_during_comparison_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
