@@ -18,8 +18,8 @@ from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.messages import did_you_mean
+from penstock.plugins import needed
 from penstock.redact import holds_secret
-from penstock.storage import Storage
 from penstock.stores import is_local, use_stores
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 
@@ -86,20 +86,6 @@ def _base_of(file: Path) -> Path:
     return file.parents[2] if file.parent.as_posix().endswith(f"/{GIVEN}") else file.parent
 
 
-def _written(spec: Mapping[str, Any], is_draft: bool) -> tuple[Path, str]:
-    """Write a program's spec, unless it is a draft, as a pipeline file of the working directory; return its path and text."""
-    from penstock.flows.given_code import GivenCode  # for programs, not for commands
-
-    name = str(spec.get("name", "pipeline"))
-    if not re.fullmatch(r"[\w-]+", name):
-        raise SpecError(f"name: {name!r} is not a name", next_step="use letters, digits, _ and -")
-    values = GivenCode(Path.cwd(), f"{GIVEN}/{name}").plain(spec)
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-    if not is_draft:
-        Storage(str(Path.cwd())).write_bytes(f"{GIVEN}/{name}.yaml", text.encode())
-    return Path.cwd() / GIVEN / f"{name}.yaml", text
-
-
 def spec_path(file: str | Path) -> Path:
     """Return the absolute path of a pipeline file, given by its path or its folder's. Raises SpecError if there is none."""
     path = Path(file).expanduser()
@@ -129,7 +115,7 @@ def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
     """
     try:
         if isinstance(file, Mapping):
-            path, text = _written(file, is_draft)
+            path, text = needed("penstock.flows.given.code:write_spec", "a spec given as a dict")(file, is_draft)
         else:
             path = spec_path(file)
             text = path.read_text(encoding="utf-8")

@@ -84,8 +84,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("tasks/stages.py", "tasks/prefect_away.py", "tasks/spec.py", "tasks/project.py", "tasks/context.py"),
         *("tasks/records", "tasks/model"),
     ),
-    "flows/given_code.py": (),
-    "flows/spec_file.py": ("flows/given_code.py",),
+    "flows/spec_file.py": (),
+    "flows/given": ("flows/spec_file.py",),
     "flows/servers": (),
     "flows/preflight": ("flows/spec_file.py", "flows/servers"),
     "flows/run": ("flows/spec_file.py", "flows/servers", "flows/preflight"),
@@ -94,7 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/options.py": (),
     "flows/verbs": (
         *("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/preflight"),
-        *("flows/answer.py", "flows/options.py", "flows/given_code.py"),
+        *("flows/answer.py", "flows/options.py"),
     ),
     "flows/tune": (
         *("flows/spec_file.py", "flows/servers", "flows/preflight", "flows/run", "flows/pipeline.py", "flows/verbs"),

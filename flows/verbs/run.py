@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Interrupted, SpecError
-from penstock.flows.given_code import GivenCode
 from penstock.flows.preflight.checks import Preflight
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
-from penstock.flows.spec_file import GIVEN, LoadedSpec, as_override, load_spec, spec_path
-from penstock.ingest.formats.arrow_files import keep_object
-from penstock.ingest.schema import SPLITS
+from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.machine.stopping import StopRequest, stopping_on_signals
-from penstock.messages import did_you_mean, shorten
+from penstock.messages import did_you_mean
+from penstock.plugins import needed
 from penstock.progress import in_notebook
 from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_local
@@ -26,7 +24,6 @@ from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import STAGES
-from penstock.training.spec import split_names
 
 if TYPE_CHECKING:
     import ray.train
@@ -69,7 +66,11 @@ def run(
         raise SpecError(
             f"until={until!r} is not a stage{did_you_mean(until, STAGES)}", next_step=f"use one of {', '.join(STAGES)}"
         )
-    loaded = load_given(spec, overrides, train_func, data)
+    if train_func is None and data is None:
+        loaded = load_spec(spec, overrides)
+    else:
+        load_given = needed("penstock.flows.given.load:load_given", "a function or rows of a program")
+        loaded = load_given(spec, overrides, train_func, data)
     if on_report is not None and loaded.spec.train.loop is None:
         raise SpecError(
             "on_report=... gets the reports of a function, and the pipeline has no train.loop",
@@ -78,54 +79,6 @@ def run(
     # A notebook shows stderr as an alarm.
     with contextlib.redirect_stderr(sys.stdout) if in_notebook() else contextlib.nullcontext():
         return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
-
-
-def load_given(
-    spec: Path | str | Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    train_func: Callable[..., Any] | None = None,
-    data: Mapping[str, Any] | None = None,
-) -> LoadedSpec:
-    """Load a spec with the function and the rows that a program gives; arguments as of `run`.
-
-    Raises:
-        SpecError: the spec is wrong, or code cannot be written down.
-        DataError: `data` holds something other than rows.
-    """
-    changes = [*overrides]
-    if isinstance(spec, Mapping):
-        for key, given in (("train", train_func), ("data", data)):
-            if given is not None and not isinstance(spec.get(key, {}), Mapping):
-                raise SpecError(f"spec.{key} is not a dict: {shorten(spec[key])}", next_step=f"leave {key} out, or give a dict")
-        spec = spec if train_func is None else {**spec, "train": {**spec.get("train", {}), "loop": train_func}}
-    elif train_func is not None:
-        file = spec_path(spec)
-        code = GivenCode(file.parent, f"{GIVEN}/{file.stem}")
-        changes.append(as_override("train.loop", code.target(train_func, is_loop=True)))
-    if data is None:
-        return load_spec(spec, changes)
-    splits = split_names({})  # `valid` and `val`, too
-    places = [splits.get(name, name) for name in data]
-    if "train" not in places or len({*places}) < len(places):
-        raise SpecError(
-            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and optionally validation, test and "
-            "datasets of other names, each once",
-            next_step='call run(file, data={"train": rows})',
-        )
-
-    def with_rows_at(uris: Sequence[str], is_draft: bool = False) -> LoadedSpec:
-        found = dict(zip(places, uris, strict=True))
-        section = {"format": "arrow", **{name: uri for name, uri in found.items() if name in SPLITS}}
-        further: dict[str, Any] = {name: uri for name, uri in found.items() if name not in SPLITS}
-        if isinstance(spec, Mapping):
-            known = spec.get("data", {})
-            further = {"datasets": {**known.get("datasets", {}), **further}} if further else {}
-            return load_spec({**spec, "data": {**known, **section, **further}}, changes, is_draft=is_draft)
-        section |= {f"datasets.{name}": uri for name, uri in further.items()}
-        return load_spec(spec, [*changes, *(as_override(f"data.{name}", uri) for name, uri in section.items())])
-
-    storage = Storage(with_rows_at(["given"] * len(places), is_draft=True).spec.storage)
-    return with_rows_at([keep_object(rows, storage, f"data[{name!r}]") for name, rows in data.items()])
 
 
 class RunResult(dict[str, Any]):

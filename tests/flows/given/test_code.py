@@ -16,9 +16,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock.errors import DataError, SpecError
-from penstock.flows.given_code import GivenCode
+from penstock.flows.given.code import GivenCode
+from penstock.flows.given.load import load_given
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.run import load_given
 from penstock.usercode.capture import UserCode, capture
 
 FIRST = """\
@@ -344,7 +344,7 @@ import sys
 from pathlib import Path
 import helpers
 from helpers import Net
-from penstock.flows.given_code import GivenCode
+from penstock.flows.given.code import GivenCode
 
 N = 3
 
