@@ -275,8 +275,6 @@ def main() -> None:
     except FileNotFoundError:
         ERR.print("penstock: the current folder has been deleted; go to one that exists", style="red")
         raise SystemExit(PreflightError.exit_code) from None
-    # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     try:
         app()
     except SystemExit as end:

@@ -126,7 +126,8 @@ def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
         ) from error
     data, lines, of_text = _parse(path, text)
     problems = [*of_text]
-    origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
+    name = "spec" if isinstance(file, Mapping) else path.name  # a program has not written the lines of its file
+    origins = {_dotted(p): name if isinstance(file, Mapping) else f"{name}:{line}" for p, line in lines.items()}
     for override in overrides:
         problems += _apply(data, override, origins)
     spec, found = _validated(data)
@@ -135,10 +136,10 @@ def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
         shown = [
             f"{where}: {message}" if where in (p, f"--set {p}") else f"{where}: {p}: {message}"
             for p, message in problems
-            for where in [_where(path.name, p, origins)]
+            for where in [_where(name, p, origins)]
         ]
         raise SpecError(
-            f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
+            f"{name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
             problems=shown,
             next_step="correct the spec that the program gives"
             if isinstance(file, Mapping)

@@ -123,7 +123,7 @@ def hold_lease(
         # A failure here, as of a full disk, must not hide the block's own error; a dead holder is replaced anyway.
         with contextlib.suppress(OSError, ServiceError):
             own = _read(storage, path, generation)
-            if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
+            if own is not None and own.owner == holder.owner:  # in a generation that another has followed it counts for nothing
                 released = holder.model_copy(update={"released": True})
                 if thread.is_alive():  # a heartbeat that hangs in the store may land later, over this file, not over the next
                     storage.create_exclusive(_file(path, generation + 1), released.model_dump_json().encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pyarrow as pa
 
-from penstock.errors import PenstockError, PreflightError, SpecError
+from penstock.errors import PenstockError, PreflightError, ServiceError, SpecError
 from penstock.flows.preflight.cpus import gpus_refused, held_by_workers, tasks_refused, workers_refused
 from penstock.flows.preflight.nodes import installed_versions, refuse_unfit_nodes
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
@@ -78,18 +79,24 @@ def check_storage(storage: Storage, *, writes: bool = True) -> None:
             raise _storage_refusal(storage, StorageFailure("written", error))
         return
     if not storage.is_local:
-        folder = cache_folder()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise PreflightError(
-                f"the cache of shards {folder} cannot be written: {error.strerror or error}",
-                next_step="point PENSTOCK_CACHE_DIR to a folder on a local disk",
-            ) from error
+        check_cache_folder()
     failure = storage_failure(storage)
     if failure is not None:
         raise _storage_refusal(storage, failure) from failure.error
+
+
+def check_cache_folder() -> None:
+    """Raise PreflightError if the folder where this machine caches shards cannot be written, SpecError of a wrong size."""
+    configured_budget()
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise PreflightError(
+            f"the cache of shards {folder} cannot be written: {error.strerror or error}",
+            next_step="point PENSTOCK_CACHE_DIR to a folder on a local disk",
+        ) from error
 
 
 def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightError:
@@ -117,8 +124,13 @@ class Preflight:
 
     @cached_property
     def storage(self) -> None:
-        """Run `check_storage`."""
-        check_storage(self.project.storage)
+        """Run `check_storage`; a store that has a run of this pipeline has worked, and is not tried out again."""
+        storage = self.project.storage
+        with contextlib.suppress(ServiceError):  # `check_storage` names what is wrong
+            if not storage.is_local and storage.exists(f"pipelines/{self.loaded.spec.name}/current.json"):
+                check_cache_folder()
+                return
+        check_storage(storage)
 
     @cached_property
     def resources(self) -> list[str]:

@@ -54,8 +54,9 @@ def past_of(ledger: Ledger, run: Run) -> Past:
         CheckpointError: a checkpoint is from a newer penstock.
     """
     committed = CheckpointStore(ledger.run_storage(run.run)).committed()
-    begun = any(attempt.workers for attempt in ledger.attempts(run.run))
-    return Past(run, committed[0].state if committed else None, begun)
+    if committed:
+        return Past(run, committed[0].state, begun=True)
+    return Past(run, begun=ledger.has_trained(run.run))
 
 
 _LENGTHS = ("epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "steps", "num_steps", "max_steps")
@@ -108,6 +109,8 @@ def decide(
     if current is None:
         return choose_run(None, train, keys, fresh=False)
     key = keys["train"].key
+    if key and "train" in current.keys and current.keys["train"].key == key:
+        return Continue(current)  # whatever its progress: the other fields of train may change freely
     same = ledger.run_with_training(current.pipeline, key) if key else None
     return choose_run(past_of(ledger, current), train, keys, same=same, fresh=False)
 
@@ -133,8 +136,11 @@ def choose_run(
         # No work is lost, but two trainings must not be tracked as one.
         changed = differences(current, keys) if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
-    data = _row_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
+    # Validation rows count where `best` is set: its change says more than theirs.
+    best = [line for line in changes[OnResume.WARN] if line.startswith("train.checkpoint.best: ")]
+    rows = _row_changes(current, keys)
+    data = [each for line in rows for each in (best if best and line.startswith("rows.validation: ") else [line])]
     forbidden = [*data, *changes[OnResume.FORBIDDEN], *_start_changes(current, keys), *_already_beyond(train, reached)]
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.done_key is None or current.keys["train"].key != current.done_key:

@@ -175,14 +175,17 @@ def introduce(ctx: RunContext) -> None:
     """Record the tracked run, and send it points and texts it lacks."""
     ctx.ledger.save_run(ctx.run)
     own = ctx.work_storage
-    committed = CheckpointStore(own).committed()
-    if committed:
+    if ctx.will_train:
+        step = next((each.manifest.step for each in CheckpointStore(own).committed()), None)
+    else:
+        record = ctx.ledger.stage_record(TRAIN.record_path(ctx.run.run, ctx.keys["train"].key), ctx.keys["train"].key)
+        step = record.output["step"] if record is not None else None
+    if step is not None:
         # Points before the checkpoint may not have reached the server; later ones are measured again.
-        ctx.tracker.points(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
+        ctx.tracker.points(read_journal(own, step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    environment = own.read_bytes(_ENVIRONMENT).decode()
-    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", environment)
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", describe_environment())
     _show_keys(ctx)
     ctx.reporter.report(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
 

@@ -34,7 +34,7 @@ __all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "prepare_env
 
 
 _QUIET = {
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",  # the records still reach the server's page
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # penstock reports by itself; the server's page has the records
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # each event that a server which is away does not take, in full
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a missing server must fail, not start one that drops task runs
     "PREFECT_CLI_PROMPT": "false",

@@ -12,6 +12,7 @@ from penstock.flows.preflight.checks import (
     check_named,
     check_recipe,
     check_room,
+    check_storage,
 )
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
@@ -43,7 +44,7 @@ def check_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
     report(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
     project = loaded.project
     preflight = Preflight(loaded)
-    _ = preflight.storage
+    check_storage(project.storage)
     check_named(project)
     warnings = [*preflight.resources]
     with ray_cluster(loaded.state_dir) if ray_address() is not None else nullcontext() as cluster:

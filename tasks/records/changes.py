@@ -93,7 +93,7 @@ def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before)
     old = before.keys.get(stage) if before is not None else None
     if before is None or old is None:
         return ["it has never run"]
-    found = [line for line in changed_inputs(old.inputs, key.inputs) if not line.startswith("code.")]
+    found = [line for line in changed_inputs(old.inputs, key.inputs) if not line.startswith("code: ")]
     if not any(name.startswith("rows.") for name in old.inputs) and any(line.startswith("rows.") for line in found):
         found = ["its rows had not been prepared before", *(line for line in found if not line.startswith("rows."))]
     if code := _code_changes(old.inputs, key.inputs):

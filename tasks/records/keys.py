@@ -127,10 +127,10 @@ def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             continue
         line = f"{name}: {short_value(before)} -> {short_value(after)}"
         if isinstance(before, dict | None) and isinstance(after, dict | None):
-            found += _changed_members(name, before or {}, after or {}) or [line]
+            found += _changed_members("code" if name.startswith("code.") else name, before or {}, after or {}) or [line]
         else:
             found.append(line)
-    return found
+    return list(dict.fromkeys(found))  # two targets may reach one definition
 
 
 def _changed_members(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

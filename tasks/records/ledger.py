@@ -203,8 +203,12 @@ class Ledger:
     def __init__(self, storage: Storage) -> None:
         storage.refuse_file()
         self.storage = storage
-        self._outputs: dict[str, dict[str, Any]] = {}
-        """Outputs that belong to no run, by key: what they are does not change, so keys read each once."""
+        self._records: dict[str, StageRecord] = {}
+        """Records of stages, by path: what a stage of one key gave does not change, so each is read once."""
+        self._run: Run | None = None
+        """The run that was saved last, which is not written again as it is."""
+        self._pointers: dict[str, str] = {}
+        """Pointer -> the run that it names."""
 
     def new_run(self, pipeline: str, spec: dict[str, Any], after: Run | None = None) -> Run:
         """Make a run and let it be the one the next command continues. Nothing is written until `save_run`.
@@ -226,7 +230,7 @@ class Ledger:
         """
         pointer = f"pipelines/{pipeline}/current.json"
         try:
-            run_id = str(self.storage.read_json(pointer)["run"])
+            run_id = self._pointers[pointer] = str(self.storage.read_json(pointer)["run"])
             return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
         except FileNotFoundError as error:
             if not self.storage.exists(pointer):
@@ -244,7 +248,10 @@ class Ledger:
 
     def make_current(self, run: Run) -> None:
         """Point the pipeline at `run`, and its training's key, where it is known, too; its record must be saved first."""
-        self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+        pointer = f"pipelines/{run.pipeline}/current.json"
+        if self._pointers.get(pointer) != run.run:
+            self.storage.write_json(pointer, {"run": run.run})
+            self._pointers[pointer] = run.run
         self.note_training(run)
 
     def note_training(self, run: Run) -> None:
@@ -280,8 +287,10 @@ class Ledger:
         return self.storage.read_record(f"runs/{run_id}/run.json", Run)
 
     def save_run(self, run: Run) -> None:
-        """Write a run's record."""
-        self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
+        """Write a run's record, unless it is the one that was written last."""
+        if run != self._run:
+            self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
+            self._run = run
 
     def save_profile(self, key: str, profile: dict[str, Any]) -> None:
         """Keep what the rows were that the materialize stage of `key` prepared."""
@@ -345,16 +354,17 @@ class Ledger:
 
     def stage_output(self, stage: StageName, key: str) -> dict[str, Any] | None:
         """Return the output on record of a stage that belongs to no run."""
-        if key not in self._outputs and (record := self.stage_record(f"stages/{stage}/{key}.json", key)) is not None:
-            self._outputs[key] = record.output
-        return self._outputs.get(key)
+        record = self.stage_record(f"stages/{stage}/{key}.json", key)
+        return record.output if record is not None else None
 
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
         """Return the record at `path` if it parses and carries `key`; with `cleaned` also one whose data are deleted."""
-        record = self.storage.read_record(path, StageRecord)
+        record = self._records.get(path) or self.storage.read_record(path, StageRecord)
+        if record is not None:
+            self._records[path] = record
         return record if record is not None and record.key == key and (cleaned or record.cleaned is None) else None
 
     def save_stage(self, path: str, record: StageRecord) -> None:
         """Write a stage's record: the last thing a stage does."""
-        self._outputs.pop(record.key, None)
+        self._records.pop(path, None)
         self.storage.write_json(path, record.model_dump(mode="json"))

@@ -415,7 +415,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         waits, seconds, rows = flat[::3], flat[1::3], flat[2]
         if not rows:
             return {}
-        values = {"train/step_s": seconds[0], "train/data_wait_s": waits[0], "train/rows_per_s": rows / max(seconds[0], 1e-9)}
+        values = {"train/step_s": seconds[0], "train/data_wait_s": waits[0]}
+        values |= {"train/rows_per_s": rows / seconds[0]} if seconds[0] > 1e-3 else {}  # of less, a rate says nothing
         if len(waits) > 1:
             values |= {f"workers/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(waits)}
             values |= {f"workers/{rank}/step_s": step_s for rank, step_s in enumerate(seconds)}
@@ -458,7 +459,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def _post_progress(self) -> None:
         if self._sender is not None:
-            rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
+            rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1.0)
             epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes: the finished one
             total = self._job.total_steps if self._knows_epochs else None
             self._sender.post(TrainProgress(step=self._step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))

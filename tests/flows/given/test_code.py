@@ -296,6 +296,9 @@ def test_failed_rows_leave_the_earlier_spec_as_it_was(tmp_path: Path, monkeypatc
     assert good.file.read_bytes() == written
     with pytest.raises(SpecError, match=r"spec\.train is not a dict: None"):
         load_given({**spec, "train": None}, train_func=make(1.0, len))
+    with pytest.raises(SpecError, match="spec has 1 problem") as wrong:
+        load_given({**spec, "train": {"recipe": "linear", "epochs": 0}}, data={"train": {"x": [1], "y": [0]}})
+    assert [line.partition(": 0: ")[0] for line in wrong.value.problems] == ["spec: train.epochs"]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,23 @@ def test_changed_recipe_continues_with_warning_naming_file() -> None:
     before, after = ({"code.m.py:M": {"m.py": "1", "words.txt": words}, "format": words} for words in "12")
     decision = decide(run("killed", train(), train=before), train(), train=after)
     assert isinstance(decision, Continue)
-    assert decision.warnings == ("code.m.py:M: changed words.txt",)
+    assert decision.warnings == ("code: changed words.txt",)
+
+
+def test_new_best_is_the_reason_not_its_rows() -> None:
+    best, rows = {"best": {"metric": "val/loss"}}, {"rows.validation": "1"}
+    decision = decide(run("done", train()), train(checkpoint=best), train=rows)
+    assert isinstance(decision, NewRun) and "since then train.checkpoint.best: None -> " in decision.reason
+    refused = decide(run("killed", train()), train(checkpoint=best), train=rows)
+    assert isinstance(refused, Refuse) and refused.changes[0].startswith("train.checkpoint.best: None -> ")
+    refused = decide(run("killed", train(), train=rows), train(), train={"rows.validation": "2"})
+    assert isinstance(refused, Refuse) and refused.changes == ("rows.validation: 1 -> 2",)
+
+
+def test_definition_of_two_targets_is_named_once() -> None:
+    before, after = ({f"code.{name}": {"m.py:M": version} for name in ("m.py:M", "c.py:C")} for version in "12")
+    decision = decide(run("killed", train(), train=before), train(), train=after)
+    assert isinstance(decision, Continue) and decision.warnings == ("code: changed m.py:M",)
 
 
 def test_forbidden_change_after_done_begins_new_run() -> None:

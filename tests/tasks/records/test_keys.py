@@ -75,7 +75,7 @@ def test_helper_in_other_file_changes_key_and_is_named(tmp_path: Path) -> None:
     after = keys_of(file)
     assert changed(before, after) == {"preprocess", "materialize", "shuffle", "register"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
-    assert named == ["code.transforms.py:scale: changed helpers.py:factor"]
+    assert named == ["code: changed helpers.py:factor"]
 
 
 def test_data_config_code_is_in_the_train_key(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_data_config_code_is_in_the_train_key(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
     after = keys_of(file)
     assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
-    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py:shares"]
+    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code: changed loop.py:shares"]
 
 
 def test_registered_start_counts_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_registered_start_counts_by_weights(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_code_of_one_key_is_named_by_files() -> None:
-    assert changed_inputs({}, {"code.a.py:f": {"a.py": "1f0e", "b.py": "77aa"}}) == ["code.a.py:f: added a.py, b.py"]
-    assert changed_inputs({"code.a.py:f": {"a.py": "1f0e"}}, {}) == ["code.a.py:f: removed a.py"]
+    assert changed_inputs({}, {"code.a.py:f": {"a.py": "1f0e", "b.py": "77aa"}}) == ["code: added a.py, b.py"]
+    assert changed_inputs({"code.a.py:f": {"a.py": "1f0e"}}, {}) == ["code: removed a.py"]
     assert changed_inputs({"limits": None}, {"limits": {}}) == ["limits: (none) -> {}"]
 
 
@@ -127,7 +127,7 @@ def test_file_named_by_code_changes_key_and_is_named(tmp_path: Path) -> None:
     after = keys_of(file)
     assert changed(before, after) == {"train", "evaluate", "register"}
     named = changed_inputs(before["train"].inputs, after["train"].inputs)
-    assert named == ["code.model.py:Net: changed words.txt"]
+    assert named == ["code: changed words.txt"]
 
 
 IN_PARAMS = "{function: 'transforms.py:scale', params: {vocab: words.txt}}"
@@ -146,7 +146,7 @@ def test_file_named_by_params_changes_key_and_is_named(tmp_path: Path, override:
     before = keys_of(file, override)
     (tmp_path / "words.txt").write_text("two")
     after = keys_of(file, override)
-    assert changed_inputs(before[stage].inputs, after[stage].inputs) == [f"code.{code}: changed words.txt"]
+    assert changed_inputs(before[stage].inputs, after[stage].inputs) == ["code: changed words.txt"]
     assert stage in changed(before, after)
 
 
@@ -158,8 +158,8 @@ def test_file_of_code_files_changes_all_code_keys(tmp_path: Path) -> None:
     after = keys_of(file, "code.files=['*.txt']")
     named = {stage: changed_inputs(before[stage].inputs, after[stage].inputs) for stage in ("preprocess", "train")}
     assert named == {
-        "preprocess": ["code.transforms.py:scale: changed words.txt"],
-        "train": ["code.model.py:Net: changed words.txt"],
+        "preprocess": ["code: changed words.txt"],
+        "train": ["code: changed words.txt"],
     }
 
 
