@@ -44,7 +44,12 @@ _BESIDE = ("load_model", "loss", "predict", "predicts")
 
 
 def write_spec(spec: Mapping[str, Any], is_draft: bool) -> tuple[Path, str]:
-    """Write a program's spec, unless it is a draft, as a pipeline file of the working directory; return its path and text."""
+    """Write a program's spec, unless it is a draft, as a pipeline file of the working directory; return its path and text.
+
+    Raises:
+        SpecError: its name cannot be one of a file.
+        UserCodeError: something in it cannot be written down.
+    """
     name = str(spec.get("name", "pipeline"))
     if not re.fullmatch(r"[\w-]+", name):
         raise SpecError(f"name: {name!r} is not a name", next_step="use letters, digits, _ and -")
