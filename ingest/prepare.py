@@ -34,7 +34,7 @@ class ClusterNode(NamedTuple):
 def _further(resources: dict[str, float]) -> dict[str, float]:
     if named := {"CPU", "GPU", "memory"} & resources.keys():
         raise ValueError(
-            f"{', '.join(sorted(named))}: CPU and memory are prepare.cpus and prepare.memory; GPUs are asked for by map_batches"
+            f"{', '.join(sorted(named))}: CPU and memory are prepare.cpus and prepare.memory; GPUs are map_batches.num_gpus"
         )
     return resources
 
@@ -61,6 +61,15 @@ class PrepareSpec(Section):
     concurrency: PositiveInt | None = None
     """Most tasks at once; without it as many as the nodes hold."""
 
+    @property
+    def gpus(self) -> float:
+        """GPUs of a task."""
+        return self.resources.get("GPU", 0.0)
+
+    def with_gpus(self, gpus: float) -> PrepareSpec:
+        """Return it for tasks that hold GPUs."""
+        return self.model_copy(update={"resources": {**self.resources, "GPU": gpus}}) if gpus else self
+
     def need(self, cpus: float = 1.0) -> dict[str, float]:
         """Return what a task takes of a node, by Ray's names; `cpus` if the section sets none."""
         memory = {} if self.memory is None else {"memory": float(self.memory)}
@@ -68,7 +77,9 @@ class PrepareSpec(Section):
 
     def options(self, cpus: float = 1.0) -> dict[str, Any]:
         """Return the options of a Ray task."""
-        found: dict[str, Any] = {"num_cpus": self.cpus or cpus, "memory": self.memory, "resources": self.resources or None}
+        own = {name: amount for name, amount in self.resources.items() if name != "GPU"}
+        found: dict[str, Any] = {"num_cpus": self.cpus or cpus, "memory": self.memory, "resources": own or None}
+        found["num_gpus"] = self.gpus or None
         return found | ({"label_selector": self.labels} if self.labels else {})
 
     def fitting(self, nodes: Sequence[ClusterNode], cpus: float = 1.0) -> list[int]:
@@ -141,7 +152,7 @@ def nodes_refused(
     for name, amount in need.items():
         largest = max((node.resources.get(name, 0.0) for node in chosen), default=0.0)
         if largest < amount:
-            setting = {"CPU": "cpus", "memory": "memory"}.get(name, f"resources.{name}")
+            setting = {"CPU": "cpus", "memory": "memory", "GPU": "map_batches.num_gpus"}.get(name, f"resources.{name}")
             found = f"the largest node has {largest:g}" if largest else f"no node has any; they have {_resources_there(chosen)}"
             problems.append(f"prepare.{setting}: a task takes {amount:g} {name}, and {found}")
     if not problems:

@@ -20,8 +20,8 @@ from penstock.redact import first_line, hiding_secrets
 
 __all__ = [
     "ParallelMap",
-    "cluster_cpus",
     "local_map",
+    "processes_at_once",
     "raising_ours",
     "raising_the_original",
     "ray_map",
@@ -64,7 +64,7 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, where: Prepa
     from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
     _refuse_nowhere(where)
-    task, waiting = _task().options(scheduling_strategy="SPREAD", **where.options()), iter(items)
+    task, waiting = _task(1 if where.gpus else 0).options(scheduling_strategy="SPREAD", **where.options()), iter(items)
     running: list[Any] = []
     with raising_ours():
         shared = ray.put(fn)
@@ -123,11 +123,15 @@ def ray_streams(
 
 
 @functools.cache
-def _task() -> Any:
-    """Return one remote function for all calls: Ray keeps each decorated function until the job ends."""
+def _task(max_calls: int) -> Any:
+    """Return one remote function for all calls: Ray keeps each decorated function until the job ends.
+
+    Args:
+        max_calls: calls after which a process ends (1 frees the memory of its GPU for training); 0 for no limit.
+    """
     import ray
 
-    @ray.remote
+    @ray.remote(max_calls=max_calls)
     def call(fn: Callable[[Any], Any], item: Any) -> tuple[Any, list[str]]:
         with keeping_prints() as printed, hiding_secrets():
             result = fn(item)
@@ -173,10 +177,13 @@ def _refuse_nowhere(where: PrepareSpec, cpus: float = 1) -> None:
         raise refusal
 
 
-def cluster_cpus() -> int:
-    """Return the CPUs of the cluster; 1 if Ray is not initialised."""
+def processes_at_once(gpus: float = 0.0) -> int:
+    """Return the CPUs of the cluster, or the processes of so many GPUs that it holds; 1 if Ray is not initialised."""
     ray = sys.modules.get("ray")
-    return max(1, int(ray.cluster_resources().get("CPU", 1))) if ray is not None and ray.is_initialized() else 1
+    if ray is None or not ray.is_initialized():
+        return 1
+    there = ray.cluster_resources()
+    return max(1, int(there.get("GPU", 1) / gpus if gpus else there.get("CPU", 1)))
 
 
 @contextlib.contextmanager

@@ -103,8 +103,14 @@ class RunContext:
 
     @property
     def parallel(self) -> ParallelMap:
-        """Return what runs tasks that read and prepare rows, on the nodes of `prepare`."""
+        """Return what runs tasks that read rows, on the nodes of `prepare`."""
         return partial(ray_map, where=self.project.spec.prepare)
+
+    @property
+    def parallel_transforms(self) -> ParallelMap:
+        """Do as `parallel`, with the GPUs that transforms ask for."""
+        spec = self.project.spec
+        return partial(ray_map, where=spec.preparing) if spec.preparing.gpus else self.parallel
 
     @property
     def storage(self) -> Storage:

@@ -133,7 +133,7 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
-        parallel=ctx.parallel,
+        parallel=ctx.parallel_transforms,
     )
 
 

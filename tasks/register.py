@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -180,10 +181,15 @@ def _example(ctx: RunContext) -> pa.Table:
     for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS):
         if split == "train":
             used = chain.prepare(table, origin).origin
-            places = set(zip(used.files.tolist(), used.rows.tolist(), strict=True))
-            rows = [place in places for place in zip(origin.files.tolist(), origin.rows.tolist(), strict=True)]
+            made = Counter(zip(used.files.tolist(), used.rows.tolist(), strict=True))
+            rows = [made[place] == 1 for place in zip(origin.files.tolist(), origin.rows.tolist(), strict=True)]
             if any(rows):
                 return table.filter(pa.array(rows)).slice(0, EXAMPLE_ROWS)
+    if any(entry.kind in ("flat_map", "map_batches") for entry in preparation.transforms):
+        raise DataError(
+            "the preprocessing makes several rows of each row of the train split, and a registered model answers one row",
+            next_step="end the run before it (penstock run FILE --until evaluate), or make the rows before penstock reads them",
+        )
     raise DataError("the train split has no rows that can be used any more", next_step="run again; the source has changed")
 
 

@@ -43,8 +43,8 @@ def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     if needs_fit(spec.preprocess):
         ctx.need_ray()
-    progress = ctx.reporter.progress("preprocess")
-    fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=ctx.parallel)
+    progress, parallel = ctx.reporter.progress("preprocess"), ctx.parallel_transforms
+    fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=parallel)
     return fitted.model_dump(mode="json"), "ran"
 
 

@@ -74,6 +74,11 @@ class PipelineSpec(Section):
             retention: Annotated[_RETENTION | None, OnResume.FREE] = None
             """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/retention.md)."""
 
+    @property
+    def preparing(self) -> PrepareSpec:
+        """Where tasks run that apply transforms: `prepare`, and the GPUs that these ask for."""
+        return self.prepare.with_gpus(max((entry.transform.num_gpus for entry in self.preprocess), default=0.0))
+
     @model_validator(mode="before")
     @classmethod
     def _function_gets_any_column(cls, given: Any) -> Any:
@@ -142,6 +147,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(("train.checkpoint.best.mode", problem))
     if spec.evaluate.slices and spec.materialize.cache != "disk":
         problems.append(("evaluate.slices", "only rows on disk know which row of the source they are; use cache: disk"))
+    if spec.preparing.gpus and spec.materialize.cache != "disk":
+        problems.append(("materialize.cache", "rows that a GPU prepares (num_gpus) are kept on disk; use cache: disk"))
     problems += _promotion_problems(spec)
     problems += [problem for section in added_sections(spec) for problem in section.problems(spec)]
     if spec.materialize.cache == "none" and spec.shuffle.mode == "global":

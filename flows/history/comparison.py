@@ -144,7 +144,8 @@ def _align(was: pd.DataFrame, now: pd.DataFrame, same: bool) -> tuple[pd.DataFra
         return was, now
     if "file" not in was or "file" not in now:  # the rows are not known
         return was.head(0), now.head(0)
-    both = was.merge(now, on=["file", "row"], suffixes=("", "_now"), sort=True)
+    was, now = (each.assign(nth=each.groupby(["file", "row"]).cumcount()) for each in (was, now))  # several of one, by flat_map
+    both = was.merge(now, on=["file", "row", "nth"], suffixes=("", "_now"), sort=True)
     return both, both.filter(like="_now").rename(columns=lambda name: name.removesuffix("_now"))
 
 

@@ -128,7 +128,7 @@ def _describe_rows(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[
         at = np.flatnonzero(found.files == index)
         wanted = dict(zip(found.rows[at].tolist(), at.tolist(), strict=True))
         values, lines, trouble = _source_values(data, snapshot, name, wanted)
-        for row, place in wanted.items():
+        for row, place in zip(found.rows[at].tolist(), at.tolist(), strict=True):  # flat_map makes several of one
             described = {"id": int(ids[place]), "file": f"train/{name}", "row": row, "line": lines.get(row)}
             rows[place] = {**described, "values": values.get(row), "not_read": trouble}
     return rows

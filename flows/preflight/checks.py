@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import math
 import os
 import shutil
@@ -230,6 +231,8 @@ def check_resources(project: Project) -> list[str]:
     source = sum(file.size_bytes for file in project.files)
     spec, left_out = project.spec, project.listing.describe_left_out()
     warnings = [left_out] if left_out else []
+    if any(entry.kind == "flat_map" for entry in spec.preprocess):
+        warnings.append("the registered model refuses a row of which flat_map makes several")
     if project.storage.is_local and spec.materialize.cache == "disk":
         folder = existing_folder(Path(project.storage.root))
         free = shutil.disk_usage(folder).free
@@ -306,8 +309,13 @@ def check_machine(spec: PipelineSpec) -> None:
             f"train.resources names {', '.join(spec.train.resources)}, and the Ray that a run starts on this machine has none",
             next_step="set RAY_ADDRESS to a cluster that has them, or take train.resources out",
         )
-    if spec.prepare.labels or spec.prepare.resources or (spec.prepare.cpus or 1.0) > cpus:
-        alone = nodes_refused(spec.prepare, [ClusterNode({"CPU": cpus, "memory": math.inf}, {})])
+    if spec.prepare.labels or spec.preparing.resources or (spec.prepare.cpus or 1.0) > cpus:
+        has = {"CPU": cpus, "memory": math.inf}
+        if spec.preparing.gpus:
+            import torch
+
+            has["GPU"] = torch.cuda.device_count()
+        alone = nodes_refused(spec.preparing, [ClusterNode(has, {})])
         if alone is not None:
             raise alone
     if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
@@ -376,5 +384,6 @@ def check_recipe(project: Project) -> None:
 
         load_callbacks(project.callbacks)
     for target, code in project.transforms.items():
-        if not callable(code.load()):
-            raise SpecError(f"preprocess: map_batches: {target} is not a function")
+        loaded = code.load()
+        if not callable(loaded) or (inspect.isclass(loaded) and not any("__call__" in vars(each) for each in loaded.__mro__)):
+            raise SpecError(f"preprocess: {target} is not a function, nor a class with `__call__`")

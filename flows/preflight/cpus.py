@@ -53,7 +53,7 @@ def tasks_refused(
 ) -> PreflightError | None:
     """Return the error if no node can run a task that reads and prepares rows, or too few those of all streams; else None."""
     if spec.materialize.cache != "none":
-        return nodes_refused(spec.prepare, nodes, most)
+        return nodes_refused(spec.preparing, nodes, most)
     from penstock.ingest.feed.stream import STREAM_CPUS, STREAMS_PER_RANK  # loads Ray, as `_needed_by_streams`
 
     return nodes_refused(spec.prepare, nodes, most, tasks=spec.train.workers * STREAMS_PER_RANK, cpus=STREAM_CPUS)

@@ -26,6 +26,7 @@ from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.named_columns import check_named_columns
+from penstock.ingest.preprocess.transforms.map_batches import forget_instances
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.schema import SPLITS, Split
@@ -144,6 +145,8 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         raise
     except PenstockError as error:
         raise _with_real_names(error, folder, files, rows) from None
+    finally:
+        forget_instances()
 
 
 def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:

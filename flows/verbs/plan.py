@@ -210,7 +210,7 @@ def format_workers(workers: dict[str, Any]) -> str:
 
 def describe_preparing(spec: PipelineSpec, cluster: RayCluster | None = None) -> dict[str, Any] | None:
     """Describe where the tasks run that read and prepare rows, and on how many nodes of a cluster; None if anywhere."""
-    where = spec.prepare
+    where = spec.preparing
     if where == ANYWHERE:
         return None
     there = {} if cluster is None else {"nodes": len(where.fitting(cluster.labelled)), "tasks": where.at_once(cluster.labelled)}

@@ -42,7 +42,7 @@ from penstock.ingest.materialize.unit import (
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
-from penstock.ingest.ray_tasks import ParallelMap, cluster_cpus, ray_map
+from penstock.ingest.ray_tasks import ParallelMap, processes_at_once, ray_map
 from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
@@ -52,8 +52,8 @@ from penstock.storage import Storage
 
 __all__ = ["damaged_shards", "materialize"]
 
-_UNITS_PER_TASK, _TASKS_PER_CPU = 4, 2
-"""Upper limit of the units of a task, and lower limit of the tasks for each CPU."""
+_UNITS_PER_TASK, _TASKS_PER_CPU, _TASKS_PER_GPU = 4, 2, 8
+"""Upper limit of the units of a task, and lower limit of the tasks for each CPU; tasks for each GPU."""
 
 LISTINGS_AT_ONCE = 16
 """Parallel listings of a store: each takes some 20 ms."""
@@ -218,8 +218,10 @@ def _build(jobs: Sequence[UnitJob]) -> dict[str, UnitResult]:
 
 
 def _tasks(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
-    """Put neighbouring jobs into one task if there are many for each CPU."""
-    count = max(1, min(_UNITS_PER_TASK, len(jobs) // (_TASKS_PER_CPU * cluster_cpus())))
+    """Put neighbouring jobs into one task if there are many for each CPU. With GPUs a task is a process and loads the model."""
+    gpus = max((entry.transform.num_gpus for job in jobs[:1] for entry in job.preparation.transforms), default=0.0)
+    count = len(jobs) // (_TASKS_PER_GPU if gpus else _TASKS_PER_CPU) // processes_at_once(gpus)
+    count = max(1, count if gpus else min(_UNITS_PER_TASK, count))
     return [jobs[begin : begin + count] for begin in range(0, len(jobs), count)]
 
 

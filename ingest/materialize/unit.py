@@ -249,7 +249,7 @@ class _UnitMaker:
         self._schema: tuple[pa.Schema, str] | None = None
         self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in self._splits}
         self._hashes: dict[Split, list[np.ndarray]] = {split: [] for split in self._splits}
-        self._filtered = 0
+        self._filtered = Counter[str]()
         self._unseen: Counter[str] = Counter()
         self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
         self.problems: list[RowProblem] = []
@@ -264,7 +264,7 @@ class _UnitMaker:
         """Add one prepared batch."""
         self.problems += rows.problems
         self._set_aside += rows.set_aside
-        self._filtered += rows.filtered
+        self._filtered.update(rows.filtered)
         self._unseen.update(rows.unseen)
         table = rows.table
         if not table.num_rows or (self.problems and self._job.preparation.data.invalid == "error"):
@@ -299,8 +299,7 @@ class _UnitMaker:
         dropped: Counter[str] = Counter()
         for problem in self.problems:
             dropped[f"{problem.reason}: {problem.column}"] += problem.rows
-        if self._filtered:
-            dropped["left out by map_batches"] = self._filtered
+        dropped.update({f"left out by {name}": count for name, count in self._filtered.items() if count})
         return UnitRecord(
             key=self._job.key,
             files=tuple(file.name for file in self._job.files),

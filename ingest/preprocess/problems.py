@@ -49,7 +49,7 @@ class Origin:
         return cls(names, np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int64))
 
     def take(self, mask: np.ndarray) -> Origin:
-        """Select the rows where `mask` is true."""
+        """Select the rows where `mask` is true, or those of an array of indices."""
         return Origin(self.names, self.files[mask], self.rows[mask], None if self.hashes is None else self.hashes[mask])
 
     def place(self, row: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -26,7 +27,7 @@ class Rows:
         table: the rows left, one chunk a column; `num_rows` and `column` are quicker while columns are put.
         origin: source file and row of each.
         problems: of the rows taken out.
-        filtered: number of rows that a map_batches function has left out.
+        filtered: transform to number of rows that the user's code has left out there.
         unseen: column to number of values that the train split did not have.
         set_aside: the rows taken out, if they are to be listed.
     """
@@ -37,7 +38,7 @@ class Rows:
         self.problems: list[RowProblem] = []
         self.set_aside: list[SetAside] = []
         self._listing = listing
-        self.filtered = 0
+        self.filtered = Counter[str]()
         self.unseen: dict[str, int] = {}
 
     def where(self) -> str:
@@ -133,10 +134,15 @@ class Rows:
         if isinstance(column.type, pa.FixedShapeTensorType):
             self.reject_missing(name)
 
-    def filter(self, keep: np.ndarray) -> None:
-        """Leave out rows as a map_batches function asks."""
-        self.filtered += int((~keep).sum())
+    def filter(self, keep: np.ndarray, by: str) -> None:
+        """Leave out rows as the user's code of transform `by` asks."""
+        self.filtered[by] += int((~keep).sum())
         self._keep(keep)
+
+    def replace(self, table: pa.Table, index: np.ndarray, by: str) -> None:
+        """Take other rows, each made from row `index` of these, whose place it keeps; count those of which none is made."""
+        self.filtered[by] += self.num_rows - len(np.unique(index))
+        self.table, self.origin = table, self.origin.take(index)
 
     def _keep(self, mask: np.ndarray) -> None:
         self.table = self.table.filter(pa.array(mask)).combine_chunks()

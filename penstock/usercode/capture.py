@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import importlib
 import importlib.util
 import os
@@ -63,7 +64,9 @@ class UserCode(Section):
     def function(self) -> Any:
         """Return the loaded object, to be called with params as in the pipeline file: `located` is applied to them."""
         loaded = self.load()
-        return (lambda *given, **params: loaded(*given, **self.located(params))) if self.param_files else loaded
+        if not self.param_files:
+            return loaded
+        return functools.update_wrapper(lambda *given, **params: loaded(*given, **self.located(params)), loaded, updated=())
 
     @property
     def shipped(self) -> dict[str, int]:

@@ -24,6 +24,7 @@ def ray_cluster() -> Iterator[None]:
         root = str(ROOT)
         ray.init(
             num_cpus=2,
+            num_gpus=1,
             resources={"prepares": 1},
             labels={"pool": "cpu"},
             include_dashboard=False,

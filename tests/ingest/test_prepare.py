@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
@@ -22,6 +23,7 @@ from penstock.ingest.prepare import ClusterNode, PrepareSpec, living_nodes, node
 from penstock.ingest.ray_tasks import ray_map, ray_streams
 from tests import ROOT
 from tests.drills.project import make_project
+from tests.ingest.preparing import Source
 
 CPU_NODE = ClusterNode({"CPU": 8.0, "memory": 32e9, "tape": 2.0}, {"pool": "cpu", "zone": "a", "ray.io/node-id": "1"})
 GPU_NODE = ClusterNode({"CPU": 16.0, "memory": 64e9, "GPU": 8.0}, {"pool": "gpu", "ray.io/node-id": "2"})
@@ -143,6 +145,41 @@ def test_ray_runs_tasks_where_chosen_and_no_more_at_once(tmp_path: Path) -> None
             list(ray_map(abs, [1], where=refused))
         with pytest.raises(PreflightError, match="would wait for ever"):
             next(ray_streams(lambda item: iter([item]), [1], where=refused))
+
+
+HELD = """
+import os
+class Held:
+    def __init__(self, log):
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\\n")
+    def __call__(self, batch):
+        return {**batch, "pid": batch["x"] * 0 + os.getpid()}
+"""
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_class_is_made_once_in_each_preparing_process(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    log = tmp_path / "made"
+    files = {f"train/{name}.parquet": pa.table({"x": [1, 2]}) for name in "abcdefgh"}
+    source = Source.of(tmp_path, files, [{"map_batches": {"function": "held.py:Held", "params": {"log": str(log)}}}])
+    manifest = source.materialize(parallel=ray_map)
+    made = log.read_text().split()
+    assert sorted(made) == sorted(set(made)) and {*map(str, source.column(manifest, "pid").tolist())} == set(made)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_process_with_gpu_ends_with_its_task() -> None:
+    import ray
+
+    def held(_item: int) -> tuple[int, list[int]]:
+        return os.getpid(), ray.get_gpu_ids()
+
+    found = list(ray_map(held, range(3), where=PrepareSpec(cpus=0.5).with_gpus(1)))
+    assert len({pid for pid, _ in found}) == 3 and [gpus for _, gpus in found] == [[0]] * 3
+    with pytest.raises(PreflightError, match=r"a task takes 2 GPU, and the largest node has 1"):
+        list(ray_map(held, [1], where=PrepareSpec().with_gpus(2)))
 
 
 TWO_NODES = """

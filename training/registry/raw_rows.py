@@ -234,6 +234,7 @@ class RawRows:
             rows = self._chain.prepare(some, Origin.of_file("the held-out rows", first, some.num_rows))
             if rows.table.num_rows:
                 found[rows.origin.rows] = rows.table.column(str(self.form.data.label)).to_numpy()
+                found[np.flatnonzero(np.bincount(rows.origin.rows) > 1)] = np.nan  # of several rows
         return found
 
     def _usable(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, Rows]]:
@@ -255,8 +256,18 @@ class RawRows:
             for aside in rows.set_aside
             for row, example in zip(aside.origin.rows.tolist(), aside.examples, strict=True)
         }
-        for row in np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True).tolist():
-            problems[row] = f"row {row}: {found.get(row, 'a map_batches function leaves it out (`_keep` is False)')}"
+        made = np.bincount(rows.origin.rows - first, minlength=count)
+        for row in np.flatnonzero(made == 0).tolist():
+            problems[first + row] = f"row {first + row}: {found.get(first + row, _LEFT_OUT)}"
+        for aside in rows.set_aside:
+            np.add.at(made, aside.origin.rows - first, 1)
+        if (several := made > 1).any():
+            for row in np.flatnonzero(several).tolist():
+                of = f"{made[row]} rows of it, and the model answers one"
+                problems[first + row] = f"row {first + row}: the preprocessing makes {of}"
+            once = ~several[rows.origin.rows - first]
+            features = features.filter(pa.array(once)) if features is not None and once.any() else None
+            rows.origin = rows.origin.take(once)
         if features is not None:
             yield features, rows
 
@@ -287,6 +298,8 @@ class RawRows:
 def _plain(info: ColumnInfo) -> bool:
     return not info.shape and info.ragged is None and not info.encoded
 
+
+_LEFT_OUT = "the preprocessing leaves it out (filter, flat_map, or `_keep` of map_batches)"
 
 _RULES: dict[Reason, str] = {
     "null": "the model needs a value there",

@@ -1,15 +1,20 @@
-"""How is a function of the user applied to rows, and how is its error reported?"""
+"""How is a function or a class of the user applied to rows, and how is its error reported?"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -24,26 +29,49 @@ from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import describe_error
 
-__all__ = ["KEEP", "MapBatches", "MapBatchesOptions"]
+__all__ = [
+    "FROM",
+    "KEEP",
+    "MapBatches",
+    "MapBatchesOptions",
+    "as_numpy",
+    "columns_of_result",
+    "forget_instances",
+    "guarded",
+    "ready",
+]
 
 
 KEEP = "_keep"
 """A boolean column that the function may add: rows where it is false are left out and counted."""
 
+FROM = "_from"
+"""A column of integers that the function adds if it returns another number of rows: from which of the given rows each is."""
+
+_instances: dict[tuple[type, str], Any] = {}
+
+_making = threading.Lock()
+
+_MOST_INSTANCES = 8
+
 
 class MapBatchesOptions(Section):
-    """A function of the user: dict of column name to numpy array in, the same out.
+    """A function or a class of the user: dict of column name to numpy array in, the same out.
 
     It sees up to 4096 rows of one file and one split at a time (256 where there are images to decode). Numbers come as arrays
     [rows, *shape], numbers with nulls as floats with NaN, lists as arrays of their own dtype, text and bytes as objects. It
-    must return as many rows as it got, and the same for the same rows; a boolean column `_keep` that is False leaves a row
-    out. A column that is returned as it came keeps its type and its nulls.
+    must return the same for the same rows; a boolean column `_keep` that is False leaves a row out. If it returns more or fewer
+    rows than it got, a column `_from` has the index of the given row that each comes from, ascending. A column that is returned
+    as it came keeps its type and its nulls. A class is made once in each process, and its `__call__` gets the rows.
     """
 
     function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
     """`transforms.py:normalize`, relative to the pipeline file."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of every call."""
+    """Keyword arguments of every call; those of the constructor for a class."""
+    num_gpus: PositiveFloat | None = None
+    """GPUs of a process that prepares, for a model; its tasks run where GPUs are. Needs `cache: disk`. `check` and the
+    registered model call it without."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,7 +90,7 @@ class MapBatchesOptions(Section):
 
 
 class MapBatches(Transform[MapBatchesOptions]):
-    """User code: `transforms.py:normalize`, or a function with params."""
+    """User code: `transforms.py:normalize`, a function with params, or a class, such as one that holds a model."""
 
     Options = MapBatchesOptions
     widens_rows = True
@@ -70,40 +98,103 @@ class MapBatches(Transform[MapBatchesOptions]):
 
     def __init__(self, name: str, options: MapBatchesOptions) -> None:
         super().__init__(name, options)
-        self.function = options.function
+        self.function, self.num_gpus = options.function, options.num_gpus or 0.0
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        _call(rows, self.options.function, functions[self.options.function], self.options.params)
+        target, function = f"{self.name} {self.function}", ready(self, functions)
+        batch = {name: as_numpy(rows.column(name)) for name in rows.table.column_names}
+        takes = f"a dict of numpy arrays with the columns {', '.join(batch)}"
+        with guarded(target, rows.where, takes):
+            result = function(dict(batch))
+        if not isinstance(result, dict) or not result.keys() - {KEEP, FROM}:
+            raise DataError(f"{target} returned {type(result).__name__}; it must return a dict of column name to array")
+        index = _given_rows_of(target, result[FROM], rows.num_rows) if FROM in result else None
+        count = rows.num_rows if index is None else len(index)
+        keep, result = result.get(KEEP), {name: values for name, values in result.items() if name not in (KEEP, FROM)}
+        columns = columns_of_result(target, rows, batch, result, count)
+        if keep is not None:
+            _from_numpy(target, KEEP, keep, count)
+        if index is None:
+            rows.table = pa.table(columns)
+        else:
+            rows.replace(pa.table(columns), index, self.name)
+        if keep is not None:
+            rows.filter(np.asarray(keep).astype(np.bool_), self.name)
 
 
-def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
-    """Pass the rows to the user's function as numpy arrays, and check its result."""
-    count = rows.num_rows
-    batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
+def ready(transform: Transform[Any], functions: Functions) -> Callable[..., Any]:
+    """Return the user's function with its params, or this process's instance of the user's class, which is made with them.
+
+    Raises:
+        DataError: the constructor failed.
+    """
+    function, params = functions[str(transform.function)], transform.options.params
+    made_of = inspect.unwrap(function)
+    if not inspect.isclass(made_of):
+        return partial(function, **params)
+    key = made_of, json.dumps(params, sort_keys=True, default=str)
+    with _making:
+        if key not in _instances:
+            if len(_instances) >= _MOST_INSTANCES:
+                del _instances[next(iter(_instances))]
+            with guarded(f"{transform.name} {transform.function}", lambda: "its params, to be made", f"the params {params}"):
+                _instances[key] = function(**params)
+        made: Callable[..., Any] = _instances[key]
+        return made
+
+
+def forget_instances() -> None:
+    """Free the instances that this process has made: a model may take much of its memory."""
+    with _making:
+        _instances.clear()
+
+
+@contextlib.contextmanager
+def guarded(target: str, given: Callable[[], str], takes: str) -> Iterator[None]:
+    """Run the user's code in the block.
+
+    Raises:
+        DataError: it failed; with its place, and the rows that were given.
+    """
     try:
-        result = function(dict(batch), **params)
+        yield
     except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"map_batches {target} raised {describe_error(error)} ({frame.filename}, line {frame.lineno})",
-            problems=[f"it was given {rows.where()}"],
-            next_step=f"correct {target}; it gets a dict of numpy arrays with the columns {', '.join(batch)}",
+            f"{target} raised {describe_error(error)} ({frame.filename}, line {frame.lineno})",
+            problems=[f"it was given {given()}"],
+            next_step=f"correct {target.partition(' ')[2]}; it gets {takes}",
         ) from error
-    if not isinstance(result, dict) or not result:
-        raise DataError(f"map_batches {target} returned {type(result).__name__}; it must return a dict of column name to array")
-    columns = {}
+
+
+def columns_of_result(
+    target: str, rows: Rows, batch: dict[str, np.ndarray], result: dict[str, Any], count: int | None = None
+) -> dict[str, pa.Array]:
+    """Return the columns that the user's code made of `rows`; one that came back as it was given keeps its type and its nulls.
+
+    Args:
+        batch: the columns as they were given.
+        count: rows of the result; None for as many as of `rows`.
+    """
+    columns, count = {}, rows.num_rows if count is None else count
     for name, values in result.items():
         given = rows.column(name) if name in batch else None
-        if given is not None and values is batch[name] and _is_as_given(values, given):
+        if given is not None and values is batch[name] and len(given) == count and _is_as_given(values, given):
             columns[name] = given
             continue
         if given is not None:
             _refuse_rounded(target, rows, name, given)
         columns[name] = _from_numpy(target, name, values, count)
-    keep = columns.pop(KEEP, None)
-    rows.table = pa.table(columns)
-    if keep is not None:
-        rows.filter(np.asarray(result[KEEP]).astype(np.bool_))
+    return columns
+
+
+def _given_rows_of(target: str, values: Any, count: int) -> np.ndarray:
+    """Check `_from`: ascending, so that rows keep the order of the source whatever is prepared together."""
+    index = np.asarray(values)
+    whole = index.ndim == 1 and (index.dtype.kind in "iu" or not len(index))
+    if not whole or (len(index) and (index.min() < 0 or index.max() >= count)) or (np.diff(index.astype(np.int64)) < 0).any():
+        raise DataError(f"{target}: `{FROM}` must hold an integer from 0 to {count - 1} for each row it returns, ascending")
+    return index.astype(np.int64)
 
 
 def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
@@ -111,7 +202,7 @@ def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
     is_plain = is_number(values.type) and not pa.types.is_boolean(values.type) and not values.null_count
     if is_plain or (array.ndim > 1 and array.dtype != object):
         return False
-    given = _as_numpy(values)
+    given = as_numpy(values)
     if array.dtype != object:
         return bool(np.array_equal(given, array, equal_nan=array.dtype.kind in "fmM"))
     return all(_equal(one, other) for one, other in zip(given.tolist(), array.tolist(), strict=True))
@@ -126,7 +217,7 @@ def _refuse_rounded(target: str, rows: Rows, name: str, given: pa.Array) -> None
     except pa.ArrowInvalid as error:
         row = first_bad_row(given, pa.float64())
         raise DataError(
-            f"map_batches {target} changed column {name!r}, which it gets as floats because there are nulls in it; "
+            f"{target} changed column {name!r}, which it gets as floats because there are nulls in it; "
             f"{rows.origin.place(row)} holds {given[row]}, and floats may round integers beyond 2**53",
             next_step=f"fill the nulls before it (imputer), or return {name} as it came and what is made of it "
             "under another name",
@@ -162,12 +253,13 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise DataError(f"map_batches {target}: column {name!r} is not an array of one shape: {error}") from error
+        raise DataError(f"{target}: column {name!r} is not an array of one shape: {error}") from error
     if array.ndim == 0 or len(array) != count:
         got = "a scalar" if array.ndim == 0 else f"{len(array)} rows"
         raise DataError(
-            f"map_batches {target}: column {name!r} came back with {got} for {count} rows; the number of rows must stay",
-            next_step=f"to leave rows out, return a boolean column {KEEP!r} with False for them",
+            f"{target}: column {name!r} came back with {got} for {count} rows",
+            next_step=f"to leave rows out, return a boolean column {KEEP!r} with False for them; for another number of "
+            f"rows, return a column {FROM!r} with the index of the given row that each comes from",
         )
     if array.dtype.kind in "biuf":
         return tensor_array(array)
@@ -181,10 +273,10 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
             return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"map_batches {target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error
+        raise DataError(f"{target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error
 
 
-def _as_numpy(values: pa.Array) -> np.ndarray:
+def as_numpy(values: pa.Array) -> np.ndarray:
     """Return a column for a function: numbers as arrays [rows, *shape], with nulls as floats with NaN; else objects."""
     if isinstance(values.type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(values.type):
         shaped = None if values.null_count else fixed_shape("", values, is_label=False)

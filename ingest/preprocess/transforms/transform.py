@@ -94,7 +94,9 @@ class Transform(Generic[O]):
     names_classes: bool = False
     """Whether the categories it learns about the label are the names of the classes."""
     function: str | None = None
-    """Target of the user's function that it calls, as `file.py:name`: captured with the code that it reaches."""
+    """Target of the user's function or class that it calls, as `file.py:name`: captured with the code that it reaches."""
+    num_gpus: float = 0.0
+    """GPUs that a process which applies it holds."""
 
     def __init__(self, name: str, options: O) -> None:
         self.name, self.options = name, options

@@ -458,7 +458,7 @@ def test_map_batches_keep_filters_rows(tmp_path: Path) -> None:
     rows = transform.prepare(pa.table({"x": [1, 2, 3]}), Origin.of_file("f", 10, 3))
     assert rows.table.to_pydict() == {"x": [1, 3]}
     assert rows.origin.rows.tolist() == [10, 12]
-    assert rows.filtered == 1
+    assert rows.filtered == {"map_batches": 1}
 
 
 @pytest.mark.parametrize(("label", "kind"), [(-1, pa.int64()), (250_000, pa.int64()), (2**63, pa.uint64())])

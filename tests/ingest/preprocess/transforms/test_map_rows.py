@@ -1,0 +1,217 @@
+"""Code of the user that holds state, is written for one row, or gives another number of rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError, SpecError
+from penstock.flows.preflight.checks import check_recipe, check_resources
+from penstock.flows.preflight.cpus import tasks_refused
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.materialize.provenance import sources_of
+from penstock.ingest.prepare import ClusterNode
+from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.map_batches import forget_instances
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.tasks.records.keys import stage_keys
+from penstock.training.registry.raw_rows import RawRows, raw_form
+from tests.drills.project import make_project
+from tests.ingest.preparing import Source
+
+TABLE = pa.table(
+    {
+        "x": pa.array([1, 2, None, 4], pa.int32()),
+        "text": ["a b", "c", None, "d e f"],
+        "when": pa.array([0, 1, 2, 3], pa.timestamp("us")),
+        "pixels": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8, dtype=np.uint8).reshape(4, 2)),
+        "raw": pa.array([b"a\0", b"", None, b"b"]),
+    }
+)
+
+
+def run(folder: Path, kind: str, body: str, table: pa.Table = TABLE, **options: Any) -> Rows:
+    """One transform alone, of `f` in `body`."""
+    (folder / "user.py").write_text(f"import numpy as np\n{body}\n")
+    source = Source.of(folder, {}, [{kind: {"function": "user.py:f", **options}}])
+    (step,) = source.steps
+    rows = Rows(table, Origin.of_file("part-0.parquet", 100, table.num_rows))
+    step.transform.apply(rows, (), source.data, {target: code.function() for target, code in source.code.items()})
+    return rows
+
+
+def test_map_keeps_what_it_returns_as_it_came(tmp_path: Path) -> None:
+    rows = run(tmp_path, "map", "def f(row): return {**row, 'n': -1 if row['text'] is None else len(row['text'])}")
+    assert rows.table.select(TABLE.column_names) == TABLE.combine_chunks()
+    assert rows.table.column("n").to_pylist() == [3, 1, -1, 5] and rows.origin.rows.tolist() == [100, 101, 102, 103]
+    changed = run(
+        tmp_path, "map", "def f(row):\n    row['pixels'] *= 2\n    return {'pixels': row['pixels'], 'x': row['x'] + 1}"
+    )
+    assert changed.table.column("pixels").combine_chunks().to_numpy_ndarray().tolist() == [[0, 2], [4, 6], [8, 10], [12, 14]]
+    assert changed.table.column("x").to_pylist()[:2] == [2.0, 3.0]
+    lists = run(tmp_path, "map", "def f(row): return {'w': np.arange(len(row['text'] or ''))}").table.column("w")
+    assert [len(each) for each in lists.to_pylist()] == [3, 1, 0, 5]
+    text = run(tmp_path, "map", "def f(row): return {'b': row['raw'] and row['raw'] + b'\\0', 't': str(row['x'])}")
+    assert text.table.column("b").to_pylist() == [b"a\0\0", b"", None, b"b\0"]
+
+
+WORDS = """
+def f(row, upper=False):
+    for number, word in enumerate((row['text'] or '').split()):
+        row['word'] = word.upper() if upper else word
+        row['number'] = number
+        yield row
+"""
+
+
+def test_flat_map_rows_keep_place_and_types_of_their_row(tmp_path: Path) -> None:
+    rows = run(tmp_path, "flat_map", WORDS, params={"upper": True})
+    assert rows.table.column("word").to_pylist() == ["A", "B", "C", "D", "E", "F"]
+    assert rows.table.column("x").to_pylist() == [1, 1, 2, 4, 4, 4] and rows.table.schema.field("x").type == pa.int32()
+    assert rows.table.column("number").to_pylist() == [0, 1, 0, 0, 1, 2]
+    assert rows.origin.rows.tolist() == [100, 100, 101, 103, 103, 103] and rows.filtered == {"flat_map": 1}
+    none = run(tmp_path, "flat_map", "def f(row): return []")
+    assert none.num_rows == 0 and none.filtered == {"flat_map": 4}
+
+
+def test_filter_leaves_rows_out_and_counts_them(tmp_path: Path) -> None:
+    rows = run(tmp_path, "filter", "def f(row): return not np.isnan(row['x']) and row['x'] > 1")
+    assert rows.table == TABLE.take([1, 3]).combine_chunks() and rows.filtered == {"filter": 2}
+    with pytest.raises(DataError, match=r"filter user\.py:f returned 1 for part-0\.parquet, row 100 \(from 0\)"):
+        run(tmp_path, "filter", "def f(row): return 1")
+
+
+def test_map_batches_names_given_row_of_each_result(tmp_path: Path) -> None:
+    body = "def f(b): return {'x': np.array([10, 20, 30]), '_from': np.array([1, 1, 3]), '_keep': [True, False, True]}"
+    rows = run(tmp_path, "map_batches", body)
+    assert rows.table.column("x").to_pylist() == [10, 30] and rows.origin.rows.tolist() == [101, 103]
+    assert rows.filtered == {"map_batches": 3}
+    for wrong in ("[1, 0, 3]", "[0, 1, 4]", "[-1, 0, 1]", "[0.0, 1.0, 2.0]"):
+        with pytest.raises(DataError, match="`_from` must hold an integer from 0 to 3 for each row it returns, ascending"):
+            run(tmp_path, "map_batches", body.replace("[1, 1, 3]", wrong))
+    with pytest.raises(DataError, match="came back with 3 rows for 4 rows") as refused:
+        run(tmp_path, "map_batches", "def f(b): return {'x': np.array([10, 20, 30])}")
+    assert "return a column '_from'" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("map", "def f(row): return 3", r"returned int for part-0\.parquet, row 100"),
+        (
+            "map",
+            "def f(row): return {'a': 1} if row['x'] == 1 else {'b': 1}",
+            r"returned \['b'\] for .*row 101.*\['a'\] before",
+        ),
+        ("map", "def f(row): return {'x': 1, '_keep': True}", "to leave rows out, use filter"),
+        ("flat_map", "def f(row): return {'x': 1}", "must return a list of dicts"),
+        ("flat_map", "def f(row): yield 1 / 0", r"raised ZeroDivisionError.*row 100"),
+        ("map", "class f:\n    def __init__(self): 1 / 0\n    def __call__(self, row): return row", "raised ZeroDivisionError"),
+    ],
+)
+def test_wrong_results_of_rows_name_row_and_rule(tmp_path: Path, kind: str, body: str, message: str) -> None:
+    with pytest.raises(DataError) as refused:
+        run(tmp_path, kind, body)
+    assert re.search(message, str(refused.value).replace("\n", " ")), str(refused.value)
+
+
+HOLDS = """
+class Adds:
+    made = 0
+    def __init__(self, by, file):
+        Adds.made += 1
+        self.by = by + len(open(file).read())
+    def __call__(self, batch):
+        return {**batch, 'made': np.full(len(batch['x']), Adds.made), 'x': batch['x'] + self.by}
+f = Adds
+"""
+
+
+def test_class_is_made_once_for_equal_params(tmp_path: Path) -> None:
+    forget_instances()
+    (tmp_path / "three.txt").write_text("abc")
+    params = {"by": 1, "file": str(tmp_path / "three.txt")}
+    table = pa.table({"x": [1, 2]})
+    for _ in range(2):
+        rows = run(tmp_path, "map_batches", HOLDS, table, params=params)
+        assert rows.table.column("x").to_pylist() == [5, 6] and rows.table.column("made").to_pylist() == [1, 1]
+    assert run(tmp_path, "map_batches", HOLDS, table, params={**params, "by": 2}).table.column("made").to_pylist() == [2, 2]
+    forget_instances()
+    assert run(tmp_path, "map_batches", HOLDS, table, params=params).table.column("made").to_pylist() == [3, 3]
+
+
+def test_key_knows_source_of_class_and_check_refuses_others(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    override = "preprocess=[{map_batches: held.py:Model}]"
+    held, keys = file.parent / "held.py", list[str]()
+    for body in ("return {**b, 'f': b['f']}", "return {**b}"):
+        held.write_text(f"class Model:\n    def __call__(self, b):\n        {body}\n")
+        keys.append(stage_keys(load_spec(file, [override]).project, lambda *_: None)["preprocess"].key)
+    assert keys[0] != keys[1]
+    held.write_text("class Model:\n    pass\n")
+    with pytest.raises(SpecError, match=r"held\.py:Model is not a function, nor a class with `__call__`"):
+        check_recipe(load_spec(file, [override]).project)
+    flat = load_spec(file, ["preprocess=[{flat_map: held.py:Model}]"]).project
+    assert "the registered model refuses a row of which flat_map makes several" in check_resources(flat)
+
+
+def documents(folder: Path, rows: int = 60) -> Source:
+    """Two files of documents of 0 to 3 words."""
+    folder.mkdir(exist_ok=True)
+    (folder / "user.py").write_text(
+        "def f(row):\n    for n in range(int(row['words'])):\n        yield {'doc': row['doc'], 'n': n, 'y': n % 2}\n"
+        "def g(row): return row['n'] < 2\n"
+    )
+    table = pa.table({"doc": range(rows), "words": [n % 4 for n in range(rows)], "y": [0] * rows})
+    files = {"train/a.parquet": table.slice(0, rows // 2), "train/b.parquet": table.slice(rows // 2)}
+    steps = [{"flat_map": "user.py:f"}, {"filter": "user.py:g"}, {"standard_scaler": {"columns": ["n"]}}]
+    return Source.of(folder, files, steps, label="y", validation={"fraction": 0.3}, test={"fraction": 0.2})
+
+
+def test_rows_of_one_source_row_stay_in_one_split(tmp_path: Path) -> None:
+    source = documents(tmp_path)
+    manifest = source.materialize()
+    docs = {split: source.column(manifest, "doc", split).tolist() for split in ("train", "validation", "test")}
+    assert all(docs.values()) and not set(docs["train"]) & {*docs["validation"], *docs["test"]}
+    assert sorted(doc for of in docs.values() for doc in of) == sorted(doc for doc in range(60) for _ in range(min(2, doc % 4)))
+    dropped = manifest.extra["dropped"]
+    assert dropped == {"left out by flat_map": 15, "left out by filter": 15}
+    found = sources_of(source.storage, manifest, "train", np.arange(manifest.rows["train"]))
+    names = {"a.parquet": 0, "b.parquet": 30}
+    assert [names[found.names[file]] + row for file, row in zip(found.files, found.rows, strict=True)] == docs["train"]
+    again = documents(tmp_path / "second").materialize(piece_bytes=1)  # cut elsewhere: the same rows in the same order
+    assert again.split_digests == manifest.split_digests
+
+
+def test_registered_model_refuses_row_of_several_by_name(tmp_path: Path) -> None:
+    source = documents(tmp_path)
+    fitted = source.fit()
+    example = pa.table({"doc": [1], "words": [1], "y": [0]})
+    form = raw_form(source.data, fitted, source.code, example)
+    features = tuple(ColumnInfo(name=name, dtype=kind, shape=()) for name, kind in (("doc", "int64"), ("n", "float32")))
+    raw = RawRows(form, FeedSchema(columns=features, label="y"))
+    given = pa.table({"doc": range(4), "words": range(4), "y": pa.nulls(4, pa.int64())})
+    ready = raw.prepare(given)
+    assert ready.rows.tolist() == [1] and ready.table.column("doc").to_pylist() == [1]
+    assert "the preprocessing leaves it out (filter, flat_map" in ready.problems[0]
+    assert ready.problems[2] == "row 2: the preprocessing makes 2 rows of it, and the model answers one"
+    assert set(ready.problems) == {0, 2, 3}
+
+
+def test_gpu_of_transform_is_asked_of_cluster_and_of_disk(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    (file.parent / "held.py").write_text("class Model:\n    def __call__(self, b): return b\n")
+    override = "preprocess=[{map_batches: {function: held.py:Model, num_gpus: 0.5}}]"
+    spec = load_spec(file, [override]).spec
+    assert spec.preparing.options()["num_gpus"] == 0.5 and spec.prepare.options()["num_gpus"] is None
+    assert tasks_refused(spec, [ClusterNode({"CPU": 4.0, "GPU": 1.0}, {})]) is None
+    refusal = tasks_refused(spec, [ClusterNode({"CPU": 4.0}, {})])
+    assert refusal is not None and "prepare.map_batches.num_gpus: a task takes 0.5 GPU, and no node has any" in str(refusal)
+    with pytest.raises(SpecError, match="rows that a GPU prepares"):
+        load_spec(file, [override, "materialize.cache=memory"])
