@@ -197,10 +197,6 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         ctx.attempt = ctx.attempt.model_copy(update=changes)
         ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
 
-    def committed(event: CheckpointCommitted) -> None:
-        with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
-            ctx.tracker.checkpoint(store.get(event.name))
-
     def resumed(event: Resumed) -> None:
         for warning in event.warnings:
             ctx.warn(f"train: {warning}")
@@ -248,7 +244,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
 
     return {
         MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
-        CheckpointCommitted: committed,
+        CheckpointCommitted: lambda _: ctx.tracker.checkpoints(store.committed()),
         Resumed: resumed,
         StopAsked: lambda _: report("train: stopping; what is trained so far is saved first, a second signal stops at once"),
         WorkerStarted: started,

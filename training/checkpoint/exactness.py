@@ -18,11 +18,13 @@ import torch
 import penstock
 from penstock.errors import ResumeError
 from penstock.ingest.schema import FeedSchema
-from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.state import TrainState
 
 __all__ = [
     "BIT_EXACT",
     "check_identity",
+    "continue_from",
     "environment_of",
     "environment_of_all",
     "judge",
@@ -155,6 +157,32 @@ def reporting_nondeterminism(report: Callable[[str], None]) -> Iterator[None]:
 
         warnings.showwarning = seen
         yield
+
+
+def continue_from(
+    checkpoint: Checkpoint | None,
+    identity: Mapping[str, str],
+    world_size: int,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> CheckpointFacts:
+    """Return the facts of the checkpoints written from here on, at the state of `checkpoint`, or the begin of training.
+
+    Raises:
+        ResumeError: the checkpoint is from another training.
+    """
+    state, exactness = TrainState(), BIT_EXACT
+    if checkpoint is not None:
+        check_identity(checkpoint.manifest, identity, checkpoint.name)
+        state, exactness = checkpoint.state, judge(checkpoint.manifest, world_size, settings, environment)
+    return CheckpointFacts.at(
+        state,
+        world_size=world_size,
+        identity=dict(identity),
+        settings=dict(settings),
+        environment=dict(environment),
+        exactness=exactness,
+    )
 
 
 def check_identity(facts: CheckpointFacts, identity: Mapping[str, str], checkpoint: str) -> None:

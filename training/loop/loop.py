@@ -13,10 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from penstock.errors import DataError, TrainingError
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.evaluation.validation import validate
 from penstock.training.events import now_ms
@@ -90,7 +88,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
             began_s = began_s if times else asked_s
             observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
-            loss = _learn(parts, batch)
+            loss = learner.step(batch.columns, batch.rows, batch.global_rows)
 
             epoch = state.epoch
             state = state.after_batch(batch.position)
@@ -151,10 +149,6 @@ def _check_finite(state: TrainState, losses: list[float]) -> None:
     bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         raise not_a_number(f"the training loss is {losses[bad]} at step {state.step - len(losses) + 1 + bad:,}")
-
-
-def _learn(parts: Parts, batch: Batch) -> Tensor:
-    return parts.learner.step(batch.columns, batch.rows, batch.global_rows)
 
 
 def _finished(job: TrainJob, state: TrainState) -> bool:

@@ -22,11 +22,9 @@ from penstock.redact import first_line, hiding_secrets
 from penstock.storage import Storage
 from penstock.training.callbacks.callback import Training, load_callbacks
 from penstock.training.checkpoint.exactness import (
-    BIT_EXACT,
-    check_identity,
+    continue_from,
     environment_of,
     environment_of_all,
-    judge,
     reporting_nondeterminism,
 )
 from penstock.training.checkpoint.fence import Writer
@@ -196,7 +194,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     store = job_checkpoints(job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
-    state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    state = TrainState(facts.step, facts.epoch, facts.position)
     begun_with = ""
     if checkpoint is None and job.spec.start_from is not None:
         begun_with = load_matching(learner.model, start_weights(job.run_storage), job.spec.start_from)
@@ -242,20 +241,18 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
 def _continue_from(
     checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner, environment: dict[str, str]
-) -> tuple[TrainState, CheckpointFacts, list[str]]:
+) -> tuple[CheckpointFacts, list[str]]:
     """Restore the learner and this rank's random generators from the checkpoint.
 
     Returns:
-        (state, facts, warnings): facts for the checkpoints written from here on, and warnings of changed optimizer settings.
+        Facts for the checkpoints written from here on, and warnings of changed optimizer settings.
 
     Raises:
         ResumeError: the checkpoint is from another training.
     """
     settings = {**job.settings, OPTIMIZER: learner.hyperparameters}
-    state, exactness, warnings = TrainState(), BIT_EXACT, list[str]()
+    facts, warnings = continue_from(checkpoint, job.identity, group.world_size, settings, environment), list[str]()
     if checkpoint is not None:
-        check_identity(checkpoint.manifest, job.identity, checkpoint.name)
-        exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
         state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
         made_with = then[OPTIMIZER]
@@ -266,15 +263,7 @@ def _continue_from(
             warnings.append(f"from step {state.step:,} on the optimizer has new settings: {changes}")
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
-    facts = CheckpointFacts.at(
-        state,
-        world_size=group.world_size,
-        identity=job.identity,
-        settings=settings,
-        environment=environment,
-        exactness=exactness,
-    )
-    return state, facts, warnings
+    return facts, warnings
 
 
 def _check_validates(job: TrainJob, validation: Feed | None) -> None:

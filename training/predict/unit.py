@@ -143,10 +143,10 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         place = {"file": _names(batch), "row": _rows(batch)}
         found = model.score(table)
         unseen.update(found.unseen)
-        if found.answer.num_rows:
+        if found.table.num_rows:
             kept = _at(table.select(source.kept), found.rows, table.num_rows)
             where = {name: values.take(pa.array(found.rows)) for name, values in place.items()}
-            scored.add(_joined(source.typed(kept), found.answer, where))
+            scored.add(_joined(source.typed(kept), found.table, where))
         if found.problems:
             rows = np.array(sorted(found.problems), np.int64)
             # The number that a problem begins with is that of the batch.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from penstock.training.model import ClassScores, ModelSpec, load_model, read_spe
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
-__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "answer_table", "form_of"]
+__all__ = ["MODEL_FILE", "LoadedModel", "answer_table", "form_of"]
 
 
 MODEL_FILE = "model.json"
@@ -43,19 +43,6 @@ MOST_BATCH_ROWS = 8192
 
 Batches = Callable[[int, int], dict[str, Any]]
 """(first row, end) -> tensors as the feed delivers them, on the CPU."""
-
-
-class ScoredRows(NamedTuple):
-    """Rows that were scored, and what is wrong with the others."""
-
-    answer: pa.Table
-    """`prediction` and, for classes, `probability` and `probabilities`; without columns where no row was scored."""
-    rows: np.ndarray
-    """int64: which of the given rows it answers, ascending."""
-    problems: dict[int, str]
-    """By given row, of all others."""
-    unseen: Mapping[str, int]
-    """Column -> number of values that a transform took although the train split lacks the category."""
 
 
 class LoadedModel:
@@ -149,16 +136,19 @@ class LoadedModel:
             table["error"] = pd.Series([problems.get(row) for row in range(given.num_rows)], dtype=object)
         return table
 
-    def score(self, rows: pa.Table) -> ScoredRows:
+    def score(self, rows: pa.Table) -> PreparedRows:
         """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
 
         The model gets more rows at a time, by their bytes: predictions may round differently in the last bits.
+
+        Returns:
+            `table` has `prediction` and, for classes, `probability` and `probabilities`; no columns where no row was scored.
 
         Raises:
             DataError: a column is missing, or the model cannot predict.
         """
         features, scored, problems, unseen = self._features(given_rows(rows))
-        return ScoredRows(self._answer(features, self._many_rows(features)), scored, problems, unseen)
+        return PreparedRows(self._answer(features, self._many_rows(features)), scored, problems, unseen)
 
     def _features(self, given: GivenRows) -> PreparedRows:
         """Prepare the features of the rows that can be used."""

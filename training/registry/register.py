@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.pyfunc
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -275,8 +274,9 @@ def _signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
         if field.name != form.label:
             kind = _any_type(field.type, null=field.name in form.nullable)
             inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
-    params = ParamSchema([ParamSpec("on_error", DataType.string, "raise")])
-    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), params)
+    answers = () if answer is None else pa.Schema.from_pandas(answer, preserve_index=False)
+    outputs = Schema([ColSpec(_type(field.type), field.name) for field in answers]) if answers else None
+    return ModelSignature(Schema(inputs), outputs, ParamSchema([ParamSpec("on_error", DataType.string, "raise")]))
 
 
 def _any_type(kind: pa.DataType, *, null: bool) -> Any:
@@ -303,19 +303,3 @@ def _type(kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         return Object([Property(field.name, _type(field.type), required=False) for field in kind])
     return AnyType()
-
-
-def _outputs(answer: pd.DataFrame) -> Schema:
-    return Schema([ColSpec(_cells(answer[name]), name) for name in answer.columns])
-
-
-def _cells(values: pd.Series) -> Any:
-    first = values.iloc[0] if len(values) else None
-    if isinstance(first, list):
-        kind: Any = DataType.double
-        for _ in range(np.ndim(first)):
-            kind = Array(kind)
-        return kind
-    if pd.api.types.is_integer_dtype(values.dtype):
-        return DataType.long
-    return DataType.string if values.dtype == object or isinstance(values.dtype, pd.StringDtype) else DataType.double

@@ -13,11 +13,9 @@ from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, g
 
 from penstock.errors import PenstockError, TrainingError
 from penstock.training.checkpoint.exactness import (
-    BIT_EXACT,
-    check_identity,
+    continue_from,
     environment_of,
     environment_of_all,
-    judge,
     reporting_nondeterminism,
     with_reason,
 )
@@ -118,21 +116,10 @@ def start_rank(
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
     environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
     settings = {**job.settings, **(versions or {})}
-    state, exactness = TrainState(), BIT_EXACT
-    if checkpoint is not None:
-        check_identity(checkpoint.manifest, job.identity, checkpoint.name)
-        state = checkpoint.state
-        exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
+    facts = continue_from(checkpoint, job.identity, group.world_size, settings, environment)
     for reason in (caveat, caveat_resumed if checkpoint is not None else None):
-        exactness = exactness if reason is None else with_reason(exactness, reason)
-    facts = CheckpointFacts.at(
-        state,
-        world_size=group.world_size,
-        identity=job.identity,
-        settings=settings,
-        environment=environment,
-        exactness=exactness,
-    )
+        if reason is not None:
+            facts = facts.model_copy(update={"exactness": with_reason(facts.exactness, reason)})
     return Start(job, group, store, checkpoint, tuple(warnings), facts, stop)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.errors import ResumeError
-from penstock.training.step.several import Several
+from penstock.training.step.own_step import Several
 
 __all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of", "replay"]
 

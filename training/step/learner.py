@@ -30,8 +30,7 @@ from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
 from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
-from penstock.training.step.own_step import OwnStep
-from penstock.training.step.several import Several
+from penstock.training.step.own_step import OwnStep, Several
 from penstock.training.step.unsaved import changed_parts, changed_state, parts_of, unsaved_state
 
 __all__ = ["Learner"]

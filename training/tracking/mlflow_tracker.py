@@ -166,7 +166,6 @@ class MlflowTransport:
         self._params = dict(run.data.params)
         # an attempt of a finished run that measures nothing leaves the time of its end
         self._ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
-        self._checkpoints: dict[str, dict[str, Any]] = {}
 
     def send_points(self, points: list[Point]) -> None:
         """Log the points in one request."""
@@ -208,11 +207,7 @@ class MlflowTransport:
     def _do_dataset(self, **dataset: Any) -> None:
         self._client.log_inputs(self._run_id, [_dataset_input(**dataset)])
 
-    def _do_checkpoint(self, **checkpoint: Any) -> None:
-        self._do_checkpoints([*(self._checkpoints | {checkpoint["name"]: checkpoint}).values()])
-
     def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
-        self._checkpoints = {checkpoint["name"]: checkpoint for checkpoint in present}
         self._do_artifact(_CHECKPOINTS_FILE, base64.b64encode(_checkpoint_table(present).encode()).decode())
 
     def _do_status(self, status: str) -> None:

@@ -2,8 +2,7 @@
 
 A service brings a subclass of `Tracker` and a `Transport` (training/tracking/sender.py). Points and operations go through one
 queue. The operations are `tags` (tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name,
-digest, uri, schema, context, profile), `checkpoint` (name, step, epoch, uri, metrics), `checkpoints` (present: a list of
-those), `status` (status).
+digest, uri, schema, context, profile), `checkpoints` (present: a list of name, step, epoch, uri, metrics), `status` (status).
 
 No method but `open` fails because of the service, and only `drain` and `close` wait for it, so tracking trouble never reaches
 training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
@@ -268,12 +267,8 @@ class Tracker(ABC):
             profile={"num_rows": manifest.rows.get(split, 0), **redact(profile)},
         )
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Show a committed checkpoint. The same name counts once."""
-        self._put("checkpoint", **self._describe(checkpoint))
-
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show exactly `present`: a killed attempt may not have reported what it wrote or deleted."""
+        """Show exactly the checkpoints that are there now."""
         self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_predict_bad_rows_name_row_column_value_rule(model: LoadedModel) -> None
     reported = model.predict(worst, on_error="report")
     assert reported["error"].str.contains("'old', which does not read as int64").all() and reported["prediction"].isna().all()
     scored = model.score(pa.Table.from_pylist(worst))
-    assert (scored.answer.num_rows, scored.rows.tolist(), list(scored.problems)) == (0, [], [0, 1, 2])
+    assert (scored.table.num_rows, scored.rows.tolist(), list(scored.problems)) == (0, [], [0, 1, 2])
     with pytest.raises(DataError, match="on_error is 'skip'"):
         model.predict(rows, on_error="skip")  # type: ignore[arg-type]
 

@@ -92,7 +92,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     # All steps above are queued while no server exists: nothing waited for it.
     assert first.unsent >= 1000
     journal.seal(1400)
-    first.checkpoint(checkpoint_at(1400, {"train/loss": 1.0 / 1400}))
+    first.checkpoints([checkpoint_at(1400, {"train/loss": 1.0 / 1400})])
     server.start()
     execute(first, range(1401, 1501))
     assert first.drain(120) == 0
@@ -111,7 +111,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left) == "UNKNOWN"
     execute(first, range(1501, 1551))
     journal.seal(1550)
-    first.checkpoint(checkpoint_at(1550))
+    first.checkpoints([checkpoint_at(1550)])
     execute(first, range(1551, 1601))
     outbox = tmp_path / "run" / "outbox.json"
     eventually(lambda: outbox.exists() and "step-1550" in outbox.read_text(), 60, "the outbox", every_s=0.05)

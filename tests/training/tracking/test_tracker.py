@@ -211,9 +211,9 @@ def checkpoint_rows(uri: str, run_id: str, folder: Path) -> list[dict[str, str]]
 
 def test_checkpoints_are_a_table_and_not_models(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
-    for step in (2, 4):
-        tracker.checkpoint(checkpoint_at(step, {"train/loss": 0.5, "train/nan": None}))
-    tracker.checkpoint(checkpoint_at(4, {"train/loss": 0.5}))
+    measured = {"train/loss": 0.5, "train/nan": None}
+    for present in ((2,), (2, 4)):
+        tracker.checkpoints([checkpoint_at(step, measured) for step in present])
     tracker.drain()
     first, second = checkpoint_rows(uri, tracker.run_id, tmp_path)
     assert first == {"name": "step-2", "step": "2", "epoch": "1", "train/loss": "0.5", "uri": "/ckpt/step-2"}
@@ -221,7 +221,7 @@ def test_checkpoints_are_a_table_and_not_models(uri: str, tmp_path: Path) -> Non
     assert tracker.close("KILLED") == 0
     again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
     again.checkpoints([checkpoint_at(6), checkpoint_at(4)])  # of what the killed attempt wrote and deleted in silence
-    again.checkpoint(checkpoint_at(8))
+    again.checkpoints([checkpoint_at(8), checkpoint_at(6), checkpoint_at(4)])
     assert again.close("FINISHED") == 0
     assert [row["name"] for row in checkpoint_rows(uri, tracker.run_id, tmp_path)] == ["step-4", "step-6", "step-8"]
     assert not MlflowClient(uri).search_logged_models([tracker.experiment_id])
