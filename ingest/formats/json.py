@@ -95,7 +95,7 @@ class JsonReader(Reader):
                 keep(self._as_read(table))
             for field in table.schema:
                 seen = columns.get(field.name, pa.null())
-                kind = promote(seen, _without_times(canonical_type(field.type)))
+                kind = promote(seen, _kind_read(field.type))
                 if kind is None:
                     raise DataError(
                         f"{file.uri}: column {field.name!r} is {seen} before line {block.lines[0]}, and {field.type} from "
@@ -109,7 +109,7 @@ class JsonReader(Reader):
     def _as_read(self, table: pa.Table) -> pa.Table | None:
         """Select the columns that are read; None where text is a time here, which it is not in `tables`."""
         table = table.select([name for name in table.column_names if self._columns is None or name in self._columns])
-        same = all(field.type == _without_times(canonical_type(field.type)) for field in table.schema)
+        same = all(field.type == _kind_read(field.type) for field in table.schema)
         return table if same else None
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
@@ -215,6 +215,7 @@ def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
     return pa.table(columns, names=table.column_names)
 
 
+@functools.cache  # wide tables have thousands of columns of one type
 def _with_lists(kind: pa.DataType) -> pa.DataType:
     """Return the type with plain lists for those that pyarrow's parser does not know."""
     if pa.types.is_struct(kind):
@@ -224,6 +225,7 @@ def _with_lists(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+@functools.cache
 def _has_floats(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
@@ -309,6 +311,12 @@ def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], error: E
         f"{file.uri}, line {line}: column {name!r} {what.partition(') ')[2]}: it holds {shorten(item[name])}",
         next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
     )
+
+
+@functools.cache
+def _kind_read(kind: pa.DataType) -> pa.DataType:
+    """Return the canonical type that a column of the parser's is read as."""
+    return _without_times(canonical_type(kind))
 
 
 def _without_times(kind: pa.DataType) -> pa.DataType:

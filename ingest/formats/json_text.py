@@ -26,7 +26,7 @@ __all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array"
 
 _BLOCK_BYTES = 4 << 20
 
-_BLOCK_ROWS, _WIDE_BYTES = 64, 64 << 20
+_BLOCK_ROWS, _WIDE_BYTES = 256, 64 << 20
 """A block of long lines is larger, of some rows, but not without limit: each block has a cost for each column."""
 
 _HEAD_BYTES = 64 << 10
