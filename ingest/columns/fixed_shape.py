@@ -23,7 +23,6 @@ __all__ = [
     "is_number",
     "is_tensor",
     "is_text",
-    "is_vector",
     "is_whole",
     "missing_values",
     "numbers",
@@ -51,13 +50,6 @@ def is_tensor(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.FixedShapeTensorType | RaggedType | ImageType):
         return True
     return is_number(kind) and not pa.types.is_boolean(kind)
-
-
-def is_vector(kind: pa.DataType) -> bool:
-    """Whether a row is a list or tensor of numbers; of lists, whether all are of one length shows when rows are looked at."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return True
-    return is_list(kind) and is_number(kind.value_type)
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:

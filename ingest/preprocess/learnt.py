@@ -40,8 +40,6 @@ class ColumnFacts:
     """Sorted."""
     most_frequent: Category | None = None
     """Of equally frequent ones the first in sorted order."""
-    entries: tuple[ColumnFacts, ...] = ()
-    """For a column of vectors: the answer for each place of the vector, and nothing else."""
 
 
 class ColumnState(Section):
@@ -55,9 +53,5 @@ class ColumnState(Section):
     """Imputer: replaces a missing value."""
     categories: tuple[Category, ...] | None = None
     """Encoders: the categories, their position being their code."""
-    centers: tuple[float, ...] | None = None
-    """Scalers of vectors: the center of each place, in the order of the flattened vector."""
-    scales: tuple[float, ...] | None = None
-    """Scalers of vectors: the scale of each place."""
     more: dict[str, Category] | None = None
     """Other values of a transform, by names of its own."""

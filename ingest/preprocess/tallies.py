@@ -8,7 +8,6 @@ Source of the sums: T. Chan et al., "Updating Formulae and a Pairwise Algorithm 
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError
-from penstock.ingest.columns.fixed_shape import fixed_shape, is_vector, single_chunk
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
 __all__ = ["GivesRows", "Tally", "ask"]
-
-_MAX_PLACES = 16_384
 
 
 @dataclass
@@ -42,14 +38,10 @@ class Tally:
     values: list[np.ndarray] = field(default_factory=list)
     """All values if quantiles are needed: an approximation would differ from run to run."""
     counts: Counter[Category] = field(default_factory=Counter)
-    entries: list[Tally] = field(default_factory=list)
-    """For vectors: a tally for each place."""
 
     @classmethod
     def of(cls, question: Question, column: pa.ChunkedArray) -> Tally:
         """Make the tally of these rows."""
-        if question.about == "numbers" and is_vector(column.type):
-            return cls(entries=_of_vectors(question, column))
         if question.about == "categories":
             if pa.types.is_nested(column.type):
                 column = pc.list_flatten(column)
@@ -72,17 +64,8 @@ class Tally:
         return cls(len(values), mean, squares, low, high, held)
 
     def add(self, other: Tally) -> None:
-        """Add the tally of other rows. The order of additions decides the last bit of a mean.
-
-        Raises:
-            DataError: one of them is of vectors of another length.
-        """
+        """Add the tally of other rows. The order of additions decides the last bit of a mean."""
         self.counts.update(other.counts)
-        self.entries = self.entries or [Tally() for _ in other.entries]
-        if other.entries and len(other.entries) != len(self.entries):
-            raise DataError("preprocess: vectors of one column are not all of one length", next_step="cut or pad them before")
-        for place, entry in zip(self.entries, other.entries, strict=False):
-            place.add(entry)
         if not other.count:
             return
         count, distance = self.count + other.count, other.mean - self.mean
@@ -91,26 +74,6 @@ class Tally:
         self.count = count
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.values += other.values
-
-
-def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
-    """Make a tally for each place of a column of vectors; none without rows."""
-    vectors = fixed_shape(question.column, single_chunk(column.drop_null()), is_label=False)
-    if not isinstance(vectors, pa.Array):
-        raise DataError(
-            f"preprocess: column {question.column!r} holds lists of unequal length, which have no scale for each place",
-            next_step=f"leave {question.column} out of the transform, or cut the lists in a map_batches function",
-        )
-    places = math.prod(vectors.type.shape)
-    if places > _MAX_PLACES:
-        raise DataError(
-            f"preprocess: column {question.column!r} holds vectors of {places:,} numbers; at most {_MAX_PLACES:,} "
-            "can have a scale each",
-            next_step=f"scale {question.column} in a map_batches function, or in the model",
-        )
-    # Nulls inside become NaN, which every place leaves out for itself.
-    flat = vectors.storage.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(len(vectors), places)
-    return [Tally.of(question, pa.chunked_array([pa.array(column)])) for column in flat.T] if len(vectors) else []
 
 
 def _finite(column: pa.ChunkedArray) -> tuple[np.ndarray, float, float]:
@@ -190,11 +153,6 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
         kept = [_plain(value) for value, _ in by_count[: question.max_categories]]
         _refuse_two_forms(question.column, kept)
         return ColumnFacts(categories=tuple(sorted(kept)), most_frequent=kept[0]) if kept else None
-    if tally.entries:
-        places = [_facts(question, entry) for entry in tally.entries]
-        # A place without a finite value keeps its scale.
-        nothing = ColumnFacts(quantiles=(0.0,) * len(question.quantiles))
-        return ColumnFacts(entries=tuple(nothing if place is None else place for place in places))
     if not tally.count:
         return None
     levels = list(question.quantiles)

@@ -6,8 +6,6 @@ pandas, where an integer column with a null turns into floats.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
@@ -17,8 +15,7 @@ from pydantic import Field, model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.fixed_shape import is_number, is_vector, numbers
+from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
@@ -33,7 +30,7 @@ the values are, which takes nanoseconds for constants."""
 
 
 class ScalerOptions(Section):
-    """Numeric columns that become float32 on a common scale; vectors of one length have a scale for each place."""
+    """Numeric columns that become float32 on a common scale."""
 
     columns: ColumnNames
     """Names, or `*` for every column of one number a row but the label."""
@@ -59,35 +56,16 @@ class RobustScalerOptions(ScalerOptions):
 S = TypeVar("S", bound=ScalerOptions)
 
 
-class _Scaler(Transform[S], ABC):
+class _Scaler(Transform[S]):
     Options = ScalerOptions
     learns = True
-
-    def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if is_vector(kind) else super().refusal(column, kind)
 
     def question(self, column: str) -> Question:
         return Question(column, "numbers")
 
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        if not facts.entries:
-            return self._learn(column, facts)
-        places = [self._learn(column, place) for place in facts.entries]
-        centers, scales = (tuple(place.center or 0.0 for place in places), tuple(place.scale or 1.0 for place in places))
-        return ColumnState(column=column, centers=centers, scales=scales)
-
-    @abstractmethod
-    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        """Return center and scale of one number a row."""
-
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
         for state in fitted:
-            if state.centers is not None:
-                self._apply_to_vectors(rows, state)
-                if not rows.num_rows:
-                    return
-                continue
             values = rows.column(state.column)
             if not is_number(values.type):
                 raise DataError(
@@ -101,41 +79,25 @@ class _Scaler(Transform[S], ABC):
                 made = scaled.astype(np.float32)
             rows.put(state.column, pa.array(made, mask=missing))
 
-    def _apply_to_vectors(self, rows: Rows, state: ColumnState) -> None:
-        rows.fix_shape(state.column)
-        if not rows.num_rows:
-            return
-        values = numbers(rows.column(state.column))
-        if math.prod(values.shape[1:]) != len(state.centers or ()):
-            raise DataError(
-                f"preprocess: {self.name} was fitted on vectors of {len(state.centers or ()):,} numbers, and column "
-                f"{state.column!r} holds vectors of shape {list(values.shape[1:])}"
-            )
-        with np.errstate(over="ignore"):
-            scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
-            scaled /= np.reshape(state.scales or (), values.shape[1:])
-            made = scaled.astype(np.float32)
-        rows.put(state.column, tensor_array(made))
-
 
 class StandardScaler(_Scaler[ScalerOptions]):
     """(x - mean) / standard deviation, both of the train split."""
 
-    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.mean, facts.std, facts.low, facts.high)
 
 
 class MinMaxScaler(_Scaler[ScalerOptions]):
     """(x - min) / (max - min): the train split fills 0 to 1."""
 
-    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.low, facts.high - facts.low, facts.low, facts.high)
 
 
 class MaxAbsScaler(_Scaler[ScalerOptions]):
     """x / max(abs(x))."""
 
-    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return ColumnState(column=column, center=0.0, scale=max(abs(facts.low), abs(facts.high)) or 1.0)
 
 
@@ -148,7 +110,7 @@ class RobustScaler(_Scaler[RobustScalerOptions]):
         lower, upper = self.options.quantile_range
         return Question(column, "numbers", quantiles=(lower, 0.5, upper))
 
-    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         low, median, high = facts.quantiles
         return _scaling(column, median, high - low, low, high)
 

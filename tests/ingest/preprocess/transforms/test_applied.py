@@ -22,7 +22,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import capture
-from tests.ingest.preparing import apply_chain, transform_table
+from tests.ingest.preparing import Source, apply_chain, transform_table
 
 
 def apply(table: pa.Table, step: Any, *states: ColumnState, **data: Any) -> pa.Table:
@@ -160,6 +160,14 @@ def test_scaler_gives_float32_and_keeps_nulls(kind: str) -> None:
     result = apply(table.slice(0, 2), {kind: {"columns": ["a"]}}, state)
     assert result["a"].type == pa.float32()
     assert result.to_pydict() == {"a": [0.0, 2.0], "b": [1, 2]}
+
+
+def test_scaler_of_vectors_is_refused(tmp_path: Path) -> None:
+    vectors = pa.table({"x": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float64(), 2))})
+    source = Source.of(tmp_path, {"train/a.parquet": vectors}, [{"standard_scaler": {"columns": ["x"]}}])
+    with pytest.raises(DataError, match="standard_scaler cannot take column 'x'") as refused:
+        source.fit()
+    assert refused.value.next_step.startswith("it takes one number a row")
 
 
 def test_one_hot_unseen_gives_zeros() -> None:
