@@ -44,7 +44,7 @@ from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from penstock.ingest.read.inspection import is_much
-from penstock.ingest.read.parsed_rows import forget_parsed
+from penstock.ingest.read.parsed.rows import forget_parsed
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent

@@ -18,9 +18,9 @@ from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
-from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
+from penstock.plugins import optional
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.records.data import RunData, dataset_name
 from penstock.tasks.stage import Facts, Stage, VerifyContext
@@ -84,7 +84,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _put(ctx)
     else:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
-    forget_parsed(ctx.project.spec.data, ctx.snapshot.format, ctx.snapshot.files)
+    if forget := optional("penstock.ingest.read.parsed.rows:forget_parsed"):
+        forget(ctx.project.spec.data, ctx.snapshot.format, ctx.snapshot.files)
     refuse_no_choice(manifest)
     if manifest.rows_left_out:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")

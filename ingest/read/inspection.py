@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -14,9 +15,9 @@ from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.ray_tasks import ParallelMap
-from penstock.ingest.read.parsed_rows import keep_parsed
 from penstock.ingest.spec import DataSpec
 from penstock.messages import describe_error
+from penstock.plugins import optional
 from penstock.progress import Progress
 from penstock.stores import is_local
 
@@ -77,7 +78,7 @@ def inspect_files(
 
     Args:
         parallel: where that is done; None for threads of this process.
-        keep: whether rows that are parsed for it are kept on the node, see penstock.ingest.read.parsed_rows.
+        keep: whether rows that are parsed for it are kept on the node, where the plug-in `parsed` is there.
     """
     few = max(1, min(_THREAD_FILES, len(files) // (4 * threads_for(files)))) if files else 1
     tasks = list(_tasks(files, *((PART_BYTES, _TASK_FILES) if parallel else (PART_BYTES // 16, few))))
@@ -119,10 +120,11 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
     """
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
+    keep = optional("penstock.ingest.read.parsed.rows:keep_parsed") if reader.hands_on_rows else None
     try:
         # Of a file of one row it counts only whether it can be read; asking a store again for each would double the time.
         with (
-            keep_parsed(keep_for if reader.hands_on_rows else None, file) as copy,
+            nullcontext() if keep is None else keep(keep_for, file) as copy,
             unchanged(() if reader.one_row_per_file else (file,)),
         ):
             return reader.look_through(file, copy.add if copy else None)

@@ -24,11 +24,11 @@ from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.inspection import inspect_files, inspect_head, threads_for
-from penstock.ingest.read.parsed_rows import parsed_tables
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, counted, in_yaml
+from penstock.plugins import optional
 from penstock.progress import Progress
 
 __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "opens_files", "read_source"]
@@ -129,7 +129,7 @@ def read_source(
     Args:
         parallel: where the files are inspected; None for threads of this process.
         only_heads: inspect the beginning of large files only, for a sample of the rows there.
-        keep: keep parsed rows on the node, for the stages that read them next (penstock.ingest.read.parsed_rows).
+        keep: keep parsed rows on the node, for the stages that read them next (the plug-in `parsed`).
 
     Raises:
         SpecError: `data` names a column or type that does not exist.
@@ -279,7 +279,8 @@ def _tables(
         return
     if data.invalid == "quarantine" and reader.marks_unreadable:
         in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
-    tables = parsed_tables(data, snapshot.format, file, in_file, piece) if reader.hands_on_rows else None
+    kept = optional("penstock.ingest.read.parsed.rows:parsed_tables") if reader.hands_on_rows else None
+    tables = None if kept is None else kept(data, snapshot.format, file, in_file, piece)
     if tables is None:
         tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:

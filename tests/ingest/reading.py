@@ -71,6 +71,6 @@ def copies_kept() -> Iterator[Path]:
     """A cache of the block's own for `read_source(keep=True)`: the folder that copies go to."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("penstock.ingest.read.parsed_rows.cache_folder", lambda: Path(folder)),
+        mock.patch("penstock.ingest.read.parsed.rows.cache_folder", lambda: Path(folder)),
     ):
         yield Path(folder, "parsed")

@@ -27,10 +27,10 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
 from penstock.ingest.read.inspection import inspect_file
-from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, did_you_mean
+from penstock.plugins import optional
 from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
 from penstock.training.registry.loaded_model import LoadedModel
@@ -119,7 +119,8 @@ class Scorer:
         except DataError as error:
             return ScoringOutcome(job, None, _of_file(error, job))
         finally:
-            forget_parsed(job.data, job.data.format, job.files)
+            if forget := optional("penstock.ingest.read.parsed.rows:forget_parsed"):
+                forget(job.data, job.data.format, job.files)
         Output(job.storage).commit(unit)
         return ScoringOutcome(job, unit)
 

@@ -16,8 +16,8 @@ import pytest
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.read import parsed_rows
-from penstock.ingest.read.parsed_rows import forget_parsed, parsed_tables
+from penstock.ingest.read.parsed import rows as parsed_rows
+from penstock.ingest.read.parsed.rows import forget_parsed, parsed_tables
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
