@@ -1,15 +1,16 @@
 """Which phase of preparing and reading rows does a process work on? It is reported to a clock, if one runs.
 
 `penstock probe` runs a clock in each process that reads. Training runs none: a phase then costs half a microsecond per shard,
-table or group of batches.
+table or group of batches. Fetched shards are always counted.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from typing import Final, Literal, Protocol, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-__all__ = ["PHASES", "Clock", "Phase", "count_fetched", "phase", "run_clock", "timed"]
+__all__ = ["PHASES", "Clock", "FetchCount", "Phase", "count_fetched", "fetched_so_far", "phase", "run_clock", "timed"]
 
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
@@ -24,9 +25,6 @@ T = TypeVar("T")
 
 class Clock(Protocol):
     """Counts seconds by phase in one process."""
-
-    fetched_bytes: int
-    """Bytes of shards from a remote store."""
 
     def enter(self, name: Phase) -> None:
         """Begin a phase in this thread."""
@@ -75,7 +73,26 @@ def timed(name: Phase, items: Iterator[T]) -> Iterator[T]:
 _END = object()
 
 
-def count_fetched(num_bytes: int) -> None:
-    """Count bytes fetched from a remote store into the node's cache, in any thread."""
-    if _running is not None:
-        _running.fetched_bytes += num_bytes
+class FetchCount(NamedTuple):
+    """What this process has fetched since its start."""
+
+    bytes: int = 0
+    """Of shards that came from a remote store into the node's cache."""
+    wait_s: float = 0.0
+    """Seconds that feeds waited for shards, which other threads and processes of the node may fetch."""
+
+
+_fetched = FetchCount()
+_fetched_lock = threading.Lock()
+
+
+def count_fetched(num_bytes: int = 0, wait_s: float = 0.0) -> None:
+    """Count a fetched shard, or a wait for one, in any thread."""
+    global _fetched
+    with _fetched_lock:
+        _fetched = FetchCount(_fetched.bytes + num_bytes, _fetched.wait_s + wait_s)
+
+
+def fetched_so_far() -> FetchCount:
+    """Return the bytes and seconds of this process until now."""
+    return _fetched

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
-from penstock.messages import describe_error, did_you_mean
+from penstock.ingest.shuffle.lanes import lanes_of
+from penstock.messages import counted, describe_error, did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import framework_versions
+from penstock.tasks.records.ledger import NodeFetches
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.folder import FOLDER
@@ -28,6 +31,7 @@ from penstock.training.events import (
     Printed,
     Reported,
     Resumed,
+    ShardsFetched,
     Shown,
     Stalled,
     StopAsked,
@@ -107,7 +111,9 @@ def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     own_cluster = ctx.need_ray()
-    job = make_job(ctx)
+    before = next((a.workers for a in reversed(ctx.ledger.attempts(ctx.run.run)) if a.workers), {})
+    hosts = {rank: before[rank].rpartition(":")[0] for rank in sorted(before)}
+    job = replace(make_job(ctx), hosts=tuple(hosts.values()))
     if (warning := mlflow_warning(job.code.versions)) is not None:
         ctx.warn(f"train: {warning}")
     store = checkpoint_store(ctx.project, ctx.work_storage)
@@ -123,7 +129,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         if start.name != job.spec.start_from:
             ctx.reporter.report(f"train: train.start_from is {start.name}")
 
-    handlers = _handlers(ctx, store)
+    handlers = _handlers(ctx, store, hosts)
 
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:
@@ -189,13 +195,36 @@ def _show_folders(ctx: RunContext, store: CheckpointStore, names: Mapping[str, s
                 ctx.tracker.log_figure(shown, content)
 
 
-def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
-    """Subscribe the ledger, the tracker and the terminal to what training publishes. Points go to the tracker in one call."""
+def _handlers(ctx: RunContext, store: CheckpointStore, hosts: dict[int, str]) -> Handlers:
+    """Subscribe the ledger, the tracker and the terminal to what training publishes. Points go to the tracker in one call.
+
+    Args:
+        hosts: by rank, of the worker group before; changed here.
+    """
     report, progress = ctx.reporter.report, ctx.reporter.progress("train")
+
+    saved = ctx.attempt.fetched
 
     def save_attempt(**changes: Any) -> None:
         ctx.attempt = ctx.attempt.model_copy(update=changes)
         ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+
+    fetches: dict[tuple[int, str, int], ShardsFetched] = {}
+
+    def fetched(event: ShardsFetched) -> None:
+        fetches[event.rank, event.host, event.pid] = event  # of each process the newest
+        by_node: dict[str, NodeFetches] = {}
+        for each in fetches.values():
+            node = by_node.get(each.host, NodeFetches())
+            by_node[each.host] = NodeFetches(bytes=node.bytes + each.bytes, wait_s=round(node.wait_s + each.wait_s, 3))
+        ctx.attempt = ctx.attempt.model_copy(update={"fetched": by_node})
+
+    def committed(_: CheckpointCommitted) -> None:
+        nonlocal saved
+        if ctx.attempt.fetched != saved:  # not at each event: a large cluster has many
+            saved = ctx.attempt.fetched
+            save_attempt()
+        ctx.tracker.checkpoints(store.committed())
 
     def resumed(event: Resumed) -> None:
         for warning in event.warnings:
@@ -204,10 +233,14 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         save_attempt(exactness=event.exactness, resumed_from_step=event.step)
 
     def started(event: WorkerStarted) -> None:
-        before = ctx.attempt.workers.get(event.rank, "").rpartition(":")[0]
-        if before not in ("", event.host) and ctx.order.lanes > 1 and not ctx.project.storage.is_local:
+        before, hosts[event.rank] = hosts.get(event.rank, event.host), event.host
+        if before != event.host and ctx.order.lanes > 1 and not ctx.project.storage.is_local:
+            lanes = lanes_of(event.rank, ctx.project.spec.train.workers, ctx.order.lanes)
+            shards = ctx.manifest.opened(ctx.storage).shards_of("train")
+            own = shards.size_bytes[ctx.order.of_shards(shards.rows).lane_rows.shards_of(*lanes)]
+            share = f"{counted(len(own), 'shard')} of its lanes ({own.sum() / 1e6:,.1f} MB)"
             moved = f"rank {event.rank} moves from {before} to {event.host}"
-            report(f"train: {moved}, which fetches the shards of its lanes unless it has them")
+            report(f"train: {moved}, which fetches the {share} unless it has them")
         save_attempt(workers={**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"})
 
     def lost(event: WorkersLost) -> None:
@@ -244,7 +277,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
 
     return {
         MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
-        CheckpointCommitted: lambda _: ctx.tracker.checkpoints(store.committed()),
+        CheckpointCommitted: committed,
         Resumed: resumed,
         StopAsked: lambda _: report("train: stopping; what is trained so far is saved first, a second signal stops at once"),
         WorkerStarted: started,
@@ -252,6 +285,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore) -> Handlers:
         Notice: lambda event: report(f"train: {event.message}"),
         Stalled: lambda event: report(f"train: {event.message}"),
         Printed: printed,
+        ShardsFetched: fetched,
         Reported: reported,
         Shown: show,
         Warned: lambda event: ctx.warn(f"train: {event.message}"),

@@ -22,6 +22,7 @@ __all__ = [
     "Reported",
     "Resumed",
     "Saving",
+    "ShardsFetched",
     "Shown",
     "Stalled",
     "StopAsked",
@@ -155,6 +156,18 @@ class Printed(Section):
     lines: tuple[str, ...]
 
 
+class ShardsFetched(Section):
+    """Shards that a rank's process has fetched so far for this training."""
+
+    rank: int
+    host: str
+    pid: int
+    bytes: int
+    """That came from the store into the node's cache."""
+    wait_s: float
+    """Seconds that the rank's feeds waited for shards."""
+
+
 class Failure(Section):
     """A rank fails with an exception. `error` is set if a user can act on it."""
 
@@ -184,6 +197,7 @@ Event = (
     | Warned
     | Stalled
     | Printed
+    | ShardsFetched
     | Failure
 )
 

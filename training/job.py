@@ -65,6 +65,7 @@ class TrainJob:
         open_feeds: None reads the shards from disk.
         callbacks: of `train.callbacks`.
         data_config: the code that `train.datasets` names.
+        hosts: by rank, of the run's worker group before: ranks stay on their nodes.
     """
 
     run_storage: Storage
@@ -81,6 +82,7 @@ class TrainJob:
     open_feeds: FeedOpener | None = None
     callbacks: tuple[CallbackCode, ...] = ()
     data_config: UserCode | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:

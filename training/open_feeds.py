@@ -15,7 +15,7 @@ from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, StreamFeed, str
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
 from penstock.ingest.prepare import living_nodes
 from penstock.ingest.schema import Split
-from penstock.ingest.shuffle.order import Order, make_order
+from penstock.ingest.shuffle.order import Order, ShardRows, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.training.job import TrainJob
 
@@ -30,12 +30,17 @@ def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int, devic
 
 
 def _open_cached(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+    order = _order(job, split)
+    if split != "train" and 1 < world_size <= order.rows and order.by_length is None:
+        # Each rank measures a stretch of the split, and its node fetches those shards alone; sums are over all rows.
+        shards = ShardRows.of(job.manifest.opened(job.data_storage).shards_of(split).rows)
+        order = Order(version=2, mode="none", rows=order.rows, shards=shards, lanes=world_size)
     return open_cached_feed(
         job.data_storage,
         job.manifest,
         split,
         batch_rows=job.spec.batch_rows,
-        order=_order(job, split),
+        order=order,
         rank=rank,
         world_size=world_size,
         last=_last(job, split),

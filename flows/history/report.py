@@ -19,7 +19,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 
-__all__ = ["report_page", "throughput_sentence"]
+__all__ = ["fetch_sentence", "report_page", "throughput_sentence"]
 
 _NEVER = 1 << 60
 
@@ -42,6 +42,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         run=run,
         attempts=attempts,
         line=_time_line(attempts),
+        fetched=[fetch_sentence(attempt, manifest) for attempt in attempts],
         metrics=[(name, run.result["metrics"][name]) for name in sort_by_split(run.result.get("metrics", {}))],
         files=list(sources.items())[:200],
         num_files=len(sources),
@@ -61,6 +62,19 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
 def _left_out(manifest: DatasetManifest) -> str:
     listed = f"; listed in {dataset_quarantine_path(manifest.key)} of the storage" if manifest.rows_quarantined else ""
     return f"{manifest.rows_left_out}{listed}"
+
+
+def fetch_sentence(attempt: Attempt, manifest: DatasetManifest | None) -> str:
+    """Describe the bytes that an attempt's nodes fetched to train, and the waits for them; empty if none is on record."""
+    if not attempt.fetched:
+        return ""
+    whole = sum(size for split, size in manifest.table.size_bytes.items() if split != "test") if manifest is not None else 0
+    total = sum(node.bytes for node in attempt.fetched.values())
+    share = f", {total / whole:.3g} times the rows to train and validate on" if whole else ""
+    nodes = ", ".join(
+        f"{name} {node.bytes / 1e6:,.1f} MB (waited {node.wait_s:,.1f} s)" for name, node in sorted(attempt.fetched.items())
+    )
+    return f"fetched from the store {total / 1e6:,.1f} MB{share}: {nodes}"
 
 
 def throughput_sentence(points: Sequence[Point]) -> str:

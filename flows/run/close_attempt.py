@@ -148,6 +148,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "url": ctx.tracker.url,
         "list_url": ctx.tracker.list_url,
         "weights_digest": trained.get("weights_digest"),
+        "fetched_by_node": {node: fetched.model_dump() for node, fetched in ctx.attempt.fetched.items()},
         "warnings": ctx.warnings,
     }
     return {**result, "signum": ctx.stopping.signum} if status == "interrupted" else result

@@ -25,6 +25,7 @@ from penstock.flows.run.decisions import (
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
+from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.feed.mapped_shards import most_of_a_rank
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.prepare import ANYWHERE
@@ -187,7 +188,8 @@ def describe_workers(project: Project, rows: dict[str, Any]) -> dict[str, Any] |
     order = train_order(project.spec.shuffle, manifest, train.batch_rows)
     if order.lanes == train.workers == 1:
         return None
-    most = most_of_a_rank(order, shards.size_bytes, train.workers)
+    part = FeedShare(train.batch_rows, world_size=train.workers, last=train.last_batch)
+    most = most_of_a_rank(order, shards.size_bytes, part)
     chi2 = chi2_by_freedom(order, train.batch_rows)
     mixing = {"chi2_by_freedom": None if chi2 is None else round(chi2, 2)}
     return {"lanes": order.lanes, "shards": len(shards), "workers": train.workers, **most, **mixing}
@@ -199,11 +201,13 @@ def _opened(project: Project, rows: dict[str, Any]) -> DatasetManifest:
 
 def format_workers(workers: dict[str, Any]) -> str:
     """Format the result of `describe_workers` as one line."""
+    several = workers["shards"] < workers["lanes"] and workers["workers"] > 1
     fetched, at_once, chi2 = workers["fetch_bytes"] / 1e6, workers["disk_bytes"] / 1e6, workers["chi2_by_freedom"]
     return (
         f"{counted(workers['lanes'], 'lane')} of {counted(workers['shards'], 'shard')}; each of "
         f"{counted(workers['workers'], 'worker')} reads at most {workers['rows']:,} rows an epoch from {fetched:,.1f} MB, "
         f"{at_once:,.1f} MB of them at once"
+        + ("; lanes share shards, so several workers fetch one" if several else "")
         + (f"; sorted rows mix with chi2/df {chi2:g} (a full shuffle: 1)" if chi2 is not None else "")
     )
 

@@ -154,7 +154,7 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "trial": None,
         "why": attempts[-1].why_failed(run.cleaned) if run.status == "failed" and attempts else [],
         "attempts": [
-            attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
+            attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error", "fetched"})
             for attempt in attempts
         ],
     }

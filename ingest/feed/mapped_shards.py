@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError, PreflightError
 from penstock.ingest.columns.extension_types import Variable
+from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import LocalShard, NodeCache, allow_open_files, hold_shard
 from penstock.ingest.feed.page_advice import free_memory
 from penstock.ingest.manifest import ShardInfo, Shards
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.phases import phase
+from penstock.ingest.phases import count_fetched, phase
 from penstock.ingest.schema import ColumnInfo
 from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.order import Order
@@ -147,7 +149,8 @@ def shard_rows(
                     "PENSTOCK_CACHE_BYTES",
                 )
     else:
-        ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * most_rows, SHARDS_AHEAD * most_bytes, SHARDS_OPEN * most_bytes
+        ahead_rows = SHARDS_AHEAD * most_rows * order.lanes
+        ahead_bytes, open_bytes = SHARDS_AHEAD * most_bytes, SHARDS_OPEN * most_bytes
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
     return RowGather(
         columns, rows, blocks, sizes,
@@ -155,28 +158,33 @@ def shard_rows(
     )  # fmt: skip
 
 
-def most_of_a_rank(order: Order, sizes: NDArray[np.int64], world_size: int) -> dict[str, int]:
+def most_of_a_rank(order: Order, sizes: NDArray[np.int64], part: FeedShare) -> dict[str, int]:
     """Return the rows of an epoch, the bytes to read and those of shards open at once, of the rank with most of them.
 
     Args:
         sizes: bytes of each shard.
+        part: of any rank.
     """
-    whole = int(sizes.sum())
+    whole, world_size = int(sizes.sum()), part.world_size
     one = whole / len(sizes)
+    positions = part.positions(order.epoch_rows)
+    batches, last = divmod(positions, part.batch_rows)
+    rows = batches * -(-part.batch_rows // world_size) + -(-last // world_size)
     at_once = 2 if order.mode == "none" else len(sizes)
     if order.lanes == 1:
         if order.mode == "windowed" and order.shards.count:
             at_once = min(len(sizes), math.ceil(order.window_rows * len(sizes) / order.rows) + 1)
-        rows = -(-order.epoch_rows // world_size)
         return {"rows": rows, "fetch_bytes": whole, "disk_bytes": int(at_once * one)}
     ranges = [lanes_of(rank, world_size, order.lanes) for rank in range(world_size)]
     most = max(high - low for low, high in ranges)
+    if world_size <= order.lanes:
+        each, more = divmod(positions, order.lanes)  # the first lanes have a row more
+        rows = max((high - low) * each + min(max(0, more - low), high - low) for low, high in ranges)
     with_most = list(dict.fromkeys((low, high) for low, high in ranges if high - low == most))
     found = []
     for low, high in with_most[:: -(-len(with_most) // 16)]:  # some of many: their shards differ by a few
-        fetched, share = int(sizes[order.lane_rows.shards_of(low, high)].sum()), most / order.lanes
+        fetched = int(sizes[order.lane_rows.shards_of(low, high)].sum())
         windows = fetched if order.mode == "global" else int((high - low) * order.lane_rows.parts_at_once * one)
-        rows = math.ceil(order.rows * (share if world_size <= order.lanes else 1 / world_size))
         found.append({"rows": rows, "fetch_bytes": fetched, "disk_bytes": min(fetched, windows)})
     return {name: max(each[name] for each in found) for name in found[0]}
 
@@ -223,8 +231,11 @@ class ShardBlocks:
             ServiceError, PreflightError: it cannot be fetched.
         """
         storage, shard = self._places[index]
+        began_s = time.perf_counter()
         with phase("fetch"):
             held = self._fetcher.take(index)
+        if not storage.is_local:
+            count_fetched(wait_s=time.perf_counter() - began_s)
         with phase("read"):
             reader = open_shard(held.path)
         block, stored_as = _HeldBlock(held), {info.name: info for info in reader.columns}

@@ -27,7 +27,7 @@ _TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "valida
 
 
 def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
-    """Return the split of each row of `table`: uint8 [rows], index into `data.locations`.
+    """Return the split of each row of `table`: int32 [rows], index into `data.locations`.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
     and f_test <= u < f_test + f_validation is validation. If the two rules hash different columns, validation has its own hash,
@@ -44,7 +44,7 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
     """
     check_split_rules(data)
     location = files[0].location
-    codes = np.full(table.num_rows, data.locations.index(location), np.uint8)
+    codes = np.full(table.num_rows, data.locations.index(location), np.int32)
     rules = split_rules(data)
     if location != "train" or not rules or not table.num_rows:
         return codes
@@ -53,7 +53,7 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
             codes[_in_time(table, files, split, rules[split])] = SPLITS.index(split)
         for deal in deals(data):
             if deal.split == split:
-                held = np.array(deal.codes, np.uint8)[_parts(data, deal, table, files)]
+                held = np.array(deal.codes, np.int32)[_parts(data, deal, table, files)]
                 codes = np.where(held == _TRAIN, codes, held)
     return codes
 

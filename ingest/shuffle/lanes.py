@@ -93,12 +93,22 @@ class LaneRows:
         seed: of the order.
         window_rows: about the rows of the windows of all lanes together; 0 shuffles each lane as a whole.
         run_rows: rows of the runs that a window is made of; 0 takes whole shards.
+        stored: deal the shards, and read each lane, as stored.
     """
 
-    def __init__(self, shards: ArrayLike, lanes: int, seed: int, window_rows: int = 0, run_rows: int = 0) -> None:
+    def __init__(
+        self,
+        shards: ArrayLike,
+        lanes: int,
+        seed: int,
+        window_rows: int = 0,
+        run_rows: int = 0,
+        *,
+        stored: bool = False,
+    ) -> None:
         sizes = np.asarray(shards, np.int64)
-        self.rows, self.lanes, self._seed = int(sizes.sum()), lanes, seed
-        deal = Permutation(len(sizes), hash_words(seed, _DEAL))(np.arange(len(sizes)))
+        self.rows, self.lanes, self._seed, self._stored = int(sizes.sum()), lanes, seed, stored
+        deal = np.arange(len(sizes)) if stored else Permutation(len(sizes), hash_words(seed, _DEAL))(np.arange(len(sizes)))
         ends = np.cumsum(sizes[deal])
         self._lane_rows, more = divmod(self.rows, lanes)
         self._sizes = np.full(lanes, self._lane_rows) + (np.arange(lanes) < more)
@@ -121,6 +131,9 @@ class LaneRows:
         out = np.empty(len(positions), np.int64)
         part_of, shift = self._parts(epoch if self.windows > 1 else 0)
         begin = 0
+        if self._stored:
+            np.floor_divide(positions, self.lanes, out=out)
+            begin = len(out)
         while begin < len(positions):
             window = self._window_at(int(positions[begin]) // self.lanes)
             first, end = self._window_begin(window), self._window_begin(window + 1)

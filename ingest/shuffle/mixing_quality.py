@@ -21,10 +21,10 @@ def chi2_by_freedom(order: Order, batch_rows: int) -> float | None:
     """Return chi2 of classes in batches, by its degrees of freedom, if stored rows were sorted into 100 equal classes.
 
     1 is a full shuffle; below, batches are more even; above, less. Counted over batches from all over epoch 0. None if rows are
-    drawn, or do not make two batches.
+    drawn or put into steps by length, or do not make two batches.
     """
     batches = order.rows // batch_rows
-    if order.is_drawn or batches < 2:
+    if order.is_drawn or order.by_length is not None or batches < 2:
         return None
     expected, found = batch_rows / _CLASSES, []
     for number in sorted({each * batches // _BATCHES for each in range(_BATCHES)}):

@@ -143,7 +143,7 @@ class Order(Section):
     @property
     def lane_rows(self) -> LaneRows:
         """The rows of `lanes`, if there are several."""
-        return _lane_rows(self.shards, self.lanes, self.seed, self.window_rows, self.run_rows)
+        return _lane_rows(self.shards, self.lanes, self.seed, self.window_rows, self.run_rows, self.mode == "none")
 
     @property
     def group_rows(self) -> int:
@@ -162,7 +162,7 @@ class Order(Section):
             raise ValueError("rows are drawn: use penstock.ingest.shuffle.sampling to compute ids")
         if epoch < 0 or not 0 <= start <= stop <= self.rows:
             raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
-        if start == stop or self.mode == "none":
+        if start == stop or (self.mode == "none" and self.lanes == 1):
             return np.arange(start, stop, dtype=np.int64)
         if self.lanes > 1:
             return self.lane_rows.ids_at(epoch, np.arange(start, stop, dtype=np.int64))
@@ -296,8 +296,8 @@ def make_order(shuffle: ShuffleSpec, rows: int, shards: ArrayLike = (), batch_ro
 
 
 @functools.lru_cache(maxsize=4)
-def _lane_rows(shards: ShardRows, lanes: int, seed: int, window_rows: int, run_rows: int) -> LaneRows:
-    return LaneRows(shards.rows, lanes, seed, window_rows, run_rows)
+def _lane_rows(shards: ShardRows, lanes: int, seed: int, window_rows: int, run_rows: int, stored: bool) -> LaneRows:
+    return LaneRows(shards.rows, lanes, seed, window_rows, run_rows, stored=stored)
 
 
 @functools.lru_cache(maxsize=64)

@@ -45,6 +45,7 @@ __all__ = [
     "Attempt",
     "Cleaned",
     "Ledger",
+    "NodeFetches",
     "Run",
     "StageRecord",
     "Status",
@@ -111,6 +112,14 @@ class StageRecord(Section):
     """Its data are deleted: the record is kept to be read, and never reused."""
 
 
+class NodeFetches(Section):
+    """Prepared rows that the ranks of one node fetched from the store."""
+
+    bytes: int = 0
+    wait_s: float = 0.0
+    """Seconds that its ranks waited for shards."""
+
+
 class Attempt(Section):
     """One process that worked on a run."""
 
@@ -127,6 +136,8 @@ class Attempt(Section):
     resumed_from_step: int | None = None
     workers: dict[int, str] = Field(default_factory=dict)
     """Rank -> `host:pid` of the newest worker group: which process to inspect, or to kill, when training hangs."""
+    fetched: dict[str, NodeFetches] = Field(default_factory=dict)
+    """By node, if the rows are in a remote store."""
     stages: list[dict[str, Any]] = Field(default_factory=list)
     """Name, key, outcome, begin and seconds of each stage reached, and because of what it was reused or run."""
     command: str = ""

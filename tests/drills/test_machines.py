@@ -250,6 +250,12 @@ def test_network_and_power_cuts_are_reported_and_change_no_bit(site: Site, calm:
     assert result["exactness"] == "bit-exact"
     assert result["weights_digest"] == calm["weights_digest"]
     (name,) = project.storage.list("runs")
+    (dataset,) = project.storage.list("datasets")
+    table = project.storage.read_json(f"datasets/{dataset}/manifest.json")["table"]
+    by_node = {node: each["bytes"] for node, each in result["fetched_by_node"].items()}
+    print(f"fetched: {by_node}")
+    assert set(by_node) >= {"machine2", "machine5"}
+    assert max(by_node.values()) <= sum(table["size_bytes"].values()), "no restart fetches a shard again"
     counted = {checkpoint.name for checkpoint in CheckpointStore(project.storage.child(f"runs/{name}")).committed()}
     late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r1"}
     assert not {each for each in late & counted if int(each.split("-")[1]) > continued}

@@ -189,6 +189,8 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
         **dict.fromkeys(("evaluate", "register"), "ran"),
     }
     assert continued["attempt"] == 2
+    (fetched,) = continued["fetched_by_node"].values()
+    assert fetched["bytes"] > 0, "the shards that are prepared again come from the store"
     assert continued["exactness"] == "bit-exact"
     assert continued["weights_digest"] == calm["weights_digest"]
     assert continued["metrics"] == calm["metrics"]

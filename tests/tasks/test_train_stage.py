@@ -13,7 +13,12 @@ import pytest
 
 from penstock.errors import CheckpointError, Interrupted, LeaseHeldError, PenstockError, ServiceError
 from penstock.flows.spec_file import load_spec
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import ShuffleSpec
+from penstock.machine.process import ProcessIdentity
 from penstock.progress import silent
+from penstock.storage import Storage
+from penstock.tasks.records.ledger import Attempt, Ledger, NodeFetches
 from penstock.tasks.stage import VerifyContext
 from penstock.tasks.train import STAGE, _show_folders, best_warning, checkpoint_store, newest_shown
 from penstock.tasks.train import make_job as stage_job
@@ -22,7 +27,7 @@ from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
 from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
-from penstock.training.events import Event, Reported
+from penstock.training.events import CheckpointCommitted, Event, Reported, ShardsFetched, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import BestSpec
 from penstock.training.tracking.tracker import Tracker
@@ -35,8 +40,10 @@ class Trains:
 
     def __init__(self, status: str, *, saves: bool, events: Sequence[Event] = ()) -> None:
         self.status, self.saves, self.events = status, saves, events
+        self.jobs: list[TrainJob] = []
 
     def train(self, job: TrainJob, *, listener: Any, **others: Any) -> TrainOutcome:
+        self.jobs.append(job)
         listener(self.events)
         if self.saves:
             facts = CheckpointFacts(step=7, epoch=1, position=0, world_size=1, identity=job.identity)
@@ -49,7 +56,8 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
     loaded = load_spec(make_project(folder / "project", files=1), [])
     stop = threading.Event()
     said: list[str] = []
-    attempt = SimpleNamespace(number=1, model_copy=lambda update: attempt)
+    attempt = Attempt(number=1, process=ProcessIdentity.current(), started="")
+    ledger = Ledger(job.data_storage)
     if stopped:
         stop.set()
     return SimpleNamespace(
@@ -58,11 +66,12 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
         ),
         manifest=job.manifest,
         order=job.order,
+        output=lambda stage: {"fingerprint": job.order.fingerprint},
         storage=job.data_storage,
         work_storage=job.run_storage,
         attempt=attempt,
         run=SimpleNamespace(run="run", sweep=None),
-        ledger=SimpleNamespace(has_trained=lambda run: False),
+        ledger=ledger,
         tracker=SimpleNamespace(checkpoints=lambda committed: None),
         reporter=SimpleNamespace(progress=lambda stage: silent, report=said.append),
         said=said,
@@ -183,3 +192,35 @@ def test_terminal_shows_losses_rate_and_validation_while_training() -> None:
     newest = {"train/loss": 0.5, "train/lr": 0.1, "train/step_s": 1.0, "val/f1": 0.7, "val/loss": 0.6, "ranks/0/step_s": 1.0}
     assert newest_shown(newest) == [("loss", 0.5), ("lr", 0.1), ("val/loss", 0.6), ("val/f1", 0.7)]
     assert newest_shown({"accuracy": 0.9, "loss": 0.4, "train/step_s": 1.0}) == [("accuracy", 0.9), ("loss", 0.4)]
+
+
+def test_fetched_bytes_are_recorded_by_node_over_restarts(tmp_path: Path) -> None:
+    def fetched(rank: int, host: str, pid: int, size: int) -> ShardsFetched:
+        return ShardsFetched(rank=rank, host=host, pid=pid, bytes=size, wait_s=0.5)
+
+    first = [fetched(0, "a", 1, 100), fetched(1, "a", 2, 30), fetched(2, "b", 1, 40), fetched(0, "a", 1, 130)]
+    ctx = context(tmp_path, Trains("finished", saves=True, events=[*first, CheckpointCommitted(name="step-1-x", step=1)]))
+    STAGE.run(ctx)
+    expected = {"a": NodeFetches(bytes=160, wait_s=1.0), "b": NodeFetches(bytes=40, wait_s=0.5)}
+    assert ctx.ledger.attempts("run")[-1].fetched == expected, "with the checkpoint, in case the driver is killed"
+    ctx = context(tmp_path / "next", Trains("finished", saves=True, events=[*first, fetched(2, "c", 9, 7)]))
+    STAGE.run(ctx)
+    assert ctx.attempt.fetched == {**expected, "c": NodeFetches(bytes=7, wait_s=0.5)}, "what a lost process fetched counts"
+
+
+def test_rank_that_moves_is_reported_with_bytes_of_its_lanes(tmp_path: Path) -> None:
+    def started(rank: int, host: str) -> WorkerStarted:
+        return WorkerStarted(rank=rank, host=host, pid=1, restart=0)
+
+    # A command before had rank 1 on b; then that node is lost within this one.
+    ctx = context(tmp_path, Trains("finished", saves=True, events=[started(0, "a"), started(1, "c"), started(1, "d")]))
+    ctx.ledger.save_attempt("run", ctx.attempt.model_copy(update={"workers": {0: "a:1", 1: "b:2"}}))
+    ctx.project.spec = load_spec(make_project(tmp_path / "two", files=1), ["train.workers=2"]).spec
+    ctx.project.storage = Storage("memory://moves")
+    shards = ctx.manifest.shards_of("train")
+    ctx.order = make_order(ShuffleSpec(lanes=2), ctx.manifest.rows["train"], [shard.rows for shard in shards])
+    (own,) = ctx.order.lane_rows.shards_of(1, 2)
+    STAGE.run(ctx)
+    whole = f"fetches the 1 shard of its lanes ({shards[own].size_bytes / 1e6:.1f} MB) unless it has them"
+    assert ctx.said[1:] == [f"train: rank 1 moves from {here} to {there}, which {whole}" for here, there in ("bc", "cd")]
+    assert ctx.project.framework.jobs[0].hosts == ("a", "b"), "ranks are given to nodes as before"

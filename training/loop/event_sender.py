@@ -1,21 +1,31 @@
-"""How do events of rank 0, and lines that user code prints on any rank, reach the driver without a step that waits for them?"""
+"""How do events reach the driver without a step that waits for them?
+
+Those of rank 0, and of every rank the lines that user code prints and the bytes of fetched shards.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from penstock.ingest.phases import fetched_so_far
 from penstock.machine.prints import KeptLines, copying_prints
 from penstock.messages import counted, describe_error
-from penstock.training.events import Event, Printed, TrainProgress, Warned
+from penstock.training.events import Event, Printed, ShardsFetched, TrainProgress, Warned
 
-__all__ = ["EventSender", "MailboxClient", "sending_prints"]
+__all__ = ["EventSender", "MailboxClient", "sending_prints_and_fetches"]
 
 
 PUT_INTERVAL_S = 0.5
 """Time between two deliveries of rank 0, each of which returns whether to stop."""
+
+FETCHES_INTERVAL_S = 10.0
+"""Least time between two deliveries of a rank's fetched bytes: a large cluster has many ranks."""
 
 
 class MailboxClient(Protocol):
@@ -83,18 +93,27 @@ class EventSender:
 
 
 @contextmanager
-def sending_prints(client: MailboxClient, rank: int) -> Iterator[None]:
-    """Send the lines that are printed in the block, in any thread of this process, to the driver as well.
+def sending_prints_and_fetches(client: MailboxClient, rank: int) -> Iterator[None]:
+    """Send the lines that are printed in the block, in any thread of this process, to the driver as well; and what is fetched.
 
     Args:
         client: not used elsewhere, for a thread calls it.
     """
     lines = KeptLines()
     ended = threading.Event()
+    before = sent = fetched_so_far()
+    sent_s = -FETCHES_INTERVAL_S
 
     def send() -> None:
-        if taken := lines.take():
-            client.put([Printed(rank=rank, lines=tuple(taken))])
+        nonlocal sent, sent_s
+        events: list[Event] = [Printed(rank=rank, lines=tuple(taken))] if (taken := lines.take()) else []
+        now, now_s = fetched_so_far(), time.monotonic()
+        if now != sent and (ended.is_set() or now_s > sent_s + FETCHES_INTERVAL_S):
+            size, wait_s = now.bytes - before.bytes, now.wait_s - before.wait_s
+            events.append(ShardsFetched(rank=rank, host=socket.gethostname(), pid=os.getpid(), bytes=size, wait_s=wait_s))
+            sent, sent_s = now, now_s
+        if events:
+            client.put(events)
 
     def send_until_ended() -> None:
         while not ended.wait(PUT_INTERVAL_S):

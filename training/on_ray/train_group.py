@@ -36,7 +36,7 @@ _KNOBS = {
     # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
-    # Ray would redirect `print` to its own log files; `sending_prints` shows the prints of user code.
+    # Ray would redirect `print` to its own log files; `sending_prints_and_fetches` shows the prints of user code.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -140,6 +140,6 @@ def _trainer(job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work
             ),
             # Ray prints each rank's traceback several times; `EventLog` reports the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
-            callbacks=[NoRetryOfUserErrors(), ReportsToDriver(mailbox)],  # type: ignore[list-item]
+            callbacks=[NoRetryOfUserErrors(), ReportsToDriver(mailbox, job.hosts)],  # type: ignore[list-item]
         ),
     )

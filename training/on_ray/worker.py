@@ -38,7 +38,7 @@ from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
 from penstock.training.faults import device_error
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import MailboxClient, sending_prints
+from penstock.training.loop.event_sender import MailboxClient, sending_prints_and_fetches
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.observer import rank_observer
 from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, write_to_worker_log
@@ -128,7 +128,7 @@ def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, wo
         mailbox.call("lost", [group.rank])  # else Ray Train's controller reports it
     client = RayMailboxClient(mailbox, registered["restart"])
     try:
-        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, registered["restart"]), group.rank):
+        with hiding_secrets(), sending_prints_and_fetches(RayMailboxClient(mailbox, registered["restart"]), group.rank):
             check_storage_probe(job.run_storage, job.attempt)
             return work(job, group, client, stop=registered["stop"], restart=registered["restart"])
     except BaseException as error:

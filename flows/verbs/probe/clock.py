@@ -17,8 +17,6 @@ class PhaseClock:
     """Seconds by phase in one process. The time of nested phases counts for the innermost."""
 
     def __init__(self) -> None:
-        self.fetched_bytes = 0
-        """Bytes of shards from a remote store."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._lock = threading.Lock()
         self._open = threading.local()

@@ -19,7 +19,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.flows.verbs.probe.clock import PhaseClock, counting
 from penstock.ingest.feed.batch import Batch, Feed
-from penstock.ingest.phases import PHASES, Phase
+from penstock.ingest.phases import PHASES, Phase, fetched_so_far
 from penstock.storage import Storage
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.job import TrainJob
@@ -96,6 +96,7 @@ def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
     rows = size = 0
     epochs = 0.0
     with counting() as clock:
+        before = fetched_so_far()
         began_s = time.perf_counter()
         feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
         _augment(job, feed)
@@ -134,7 +135,7 @@ def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
         epochs=epochs,
         phases={name: first[name] + later[name] for name in PHASES},
         phases_s=sum(first.values()) + later_s,
-        fetched_bytes=clock.fetched_bytes,
+        fetched_bytes=fetched_so_far().bytes - before.bytes,
     )
 
 

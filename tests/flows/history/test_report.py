@@ -1,26 +1,34 @@
-"""The page of a run shows the rows left out, where they are listed, and the speed."""
+"""The page of a run shows the rows left out, where they are listed, the speed, and the bytes that nodes fetched."""
 
 from __future__ import annotations
 
 from penstock.flows.history.report import report_page
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
-from penstock.tasks.records.ledger import Ledger, Run, StageRecord
+from penstock.tasks.records.ledger import Ledger, NodeFetches, Run, StageRecord
 from penstock.training.checkpoint.journal import JournalWriter, Writer
 from penstock.training.events import Point
 
 
-def test_page_has_left_out_rows_and_speed() -> None:
+def test_page_has_left_out_rows_speed_and_fetched_bytes() -> None:
     ledger = Ledger(Storage("memory://report"))
     keys = {"materialize": StageKey(stage="materialize", key="rows", inputs={})}
     run = Run(run="r", pipeline="p", created="2026-01-01T00:00:00+00:00", spec={}, keys=keys)
     ledger.save_run(run)
-    ledger.new_attempt("r")
+    attempt = ledger.new_attempt("r")
+    fetched = {"node1": NodeFetches(bytes=3_000_000, wait_s=1.25), "node2": NodeFetches(bytes=1_000_000)}
+    ledger.save_attempt("r", attempt.model_copy(update={"fetched": fetched}))
     extra = {"dropped": {"null": 1200, "broken image": 34}, "quarantined": 1234}
+    table = ShardTable(size_bytes={"train": 1_500_000, "validation": 500_000, "test": 1_000_000})
     manifest = DatasetManifest(
-        key="rows", feed_schema=FeedSchema(columns=()), rows={"train": 90}, content_digest="c", extra=extra
+        key="rows",
+        feed_schema=FeedSchema(columns=()),
+        rows={"train": 90},
+        table=table,
+        content_digest="c",
+        extra=extra,
     )
     output = manifest.model_dump(mode="json")
     record = StageRecord(stage="materialize", key="rows", inputs={}, output=output, seconds=0, made="")
@@ -33,3 +41,7 @@ def test_page_has_left_out_rows_and_speed() -> None:
     page = report_page(ledger, run)
     assert "<td>left out</td>" in page and "1,234 (broken image: 34, null: 1,200); listed in datasets/rows/" in page
     assert "It trained 640 rows a second in the median. It was data-bound 50% of the time: the workers" in page
+    assert (
+        "fetched from the store 4.0 MB, 2 times the rows to train and validate on: node1 3.0 MB (waited 1.2 s), "
+        "node2 1.0 MB (waited 0.0 s)"
+    ) in page

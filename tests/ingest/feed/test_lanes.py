@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from penstock.ingest.feed.batch import FeedShare, own_positions
 from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.feed.mapped_shards import most_of_a_rank
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.phases import run_clock
+from penstock.ingest.phases import fetched_so_far
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -56,12 +54,10 @@ def test_nodes_fetch_each_shard_of_their_lanes_once(
         monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / f"node{rank}"))
         feed: CachedFeed | None = None
         for epoch in (0, 1):
-            clock = SimpleNamespace(fetched_bytes=0, enter=lambda _phase: None, leave=lambda: None)
-            run_clock(clock)
+            before = fetched_so_far().bytes
             feed = feed or opened(remote, many, order, rank=rank, world_size=4)
             rows += [row for batch in feed.batches(epoch) for row in batch.row_ids.tolist()]
-            run_clock(None)
-            fetched[epoch].append(clock.fetched_bytes)
+            fetched[epoch].append(fetched_so_far().bytes - before)
     assert sorted(rows) == sorted([*range(ROWS)] * 2)
     # Three cuts between the four nodes, of 40 small shards.
     assert most / 1.25 <= sum(fetched[0]) / whole <= most
@@ -153,32 +149,22 @@ def test_open_feed_takes_lanes_and_refuses_a_state_of_others(storage: Storage, t
 
 def test_needs_of_a_worker_are_those_of_its_lanes(many: DatasetManifest) -> None:
     sizes = many.shards.size_bytes
-    one = most_of_a_rank(order_of(many, lanes=1), sizes, 4)
+    one = most_of_a_rank(order_of(many, lanes=1), sizes, FeedShare(64, 0, 4))
     assert one == {"rows": 251, "fetch_bytes": sum(sizes), "disk_bytes": sum(sizes)}
-    some = most_of_a_rank(order_of(many), sizes, 4)
-    assert some["rows"] == 251 and some["disk_bytes"] == some["fetch_bytes"] < 0.45 * sum(sizes)
-    few = most_of_a_rank(order_of(many, lanes=2, **{**WINDOWS, "window_rows": 2}), sizes, 1)
+    some = most_of_a_rank(order_of(many), sizes, FeedShare(64, 0, 4))
+    assert some["rows"] == 256 and some["disk_bytes"] == some["fetch_bytes"] < 0.45 * sum(sizes)
+    few = most_of_a_rank(order_of(many, lanes=2, **{**WINDOWS, "window_rows": 2}), sizes, FeedShare(64))
     assert few["fetch_bytes"] == sum(sizes) and few["disk_bytes"] < 0.2 * sum(sizes)
-    assert most_of_a_rank(order_of(many, lanes=64), sizes, 48)["rows"] == -(-2 * ROWS // 64), "every third rank has two lanes"
     assert os.environ.get("LOCAL_WORLD_SIZE") is None
 
 
-@pytest.mark.parametrize(
-    "shuffle", [{}, {"lanes": 1}, WINDOWS, {"mode": "windowed", "window_rows": 200}, {"mode": "none"}], ids=str
-)
-def test_other_numbers_of_ranks_continue_twice_and_into_next_epoch(storage: Storage, tmp_path: Path, shuffle: Any) -> None:
-    manifest = write_dataset(storage, tmp_path / "many", 11)
-    order = order_of(manifest, **shuffle)
-    alone = [[sorted(batch.row_ids.tolist()) for batch in opened(storage, manifest, order).batches(epoch)] for epoch in (0, 1)]
-    assert [sorted(row for batch in epoch for row in batch) for epoch in alone] == [list(range(ROWS))] * 2
-    seen: list[list[list[int]]] = [[], []]
-    state = opened(storage, manifest, order).state_dict()
-    for world_size, count in ((3, 5), (7, 4), (64, 7), (2, 6), (4, 10)):  # the third one ends the epoch
-        feeds = [opened(storage, manifest, order, rank=rank, world_size=world_size) for rank in range(world_size)]
-        epoch, position = feeds[0].load_state_dict(state)
-        epoch, position = (epoch, position) if position < ROWS else (epoch + 1, 0)
-        steps = zip(*(islice(feed.batches(epoch, position), count) for feed in feeds), strict=True)
-        seen[epoch] += [sorted(row for part in step for row in part.row_ids.tolist()) for step in steps]
-        assert len({str(feed.state_dict()) for feed in feeds}) == 1
-        state = feeds[-1].state_dict()
-    assert seen == alone
+@pytest.mark.parametrize("last", ["keep", "drop", "fill"])
+@pytest.mark.parametrize("lanes", [1, 7, 32])
+def test_stated_rows_are_those_of_the_rank_with_most(many: DatasetManifest, lanes: int, last: Any) -> None:
+    order, sizes = order_of(many, lanes=lanes), many.shards.size_bytes
+    for world_size in (1, 2, 3, 4, 7, 48, 64, 100):
+        parts = [FeedShare(64, rank, world_size, last=last, lanes=lanes) for rank in range(world_size)]
+        end = parts[0].positions(ROWS)
+        cuts = [(begin, min(begin + 64, end)) for begin in range(0, end, 64)]
+        most = max(sum(map(len, own_positions(part, cuts))) for part in parts)
+        assert most_of_a_rank(order, sizes, parts[0])["rows"] in range(most, most + 2), world_size

@@ -294,7 +294,14 @@ def test_files_of_their_own_location_stay_there() -> None:
     elsewhere = [TRAIN[0].model_copy(update={"location": "validation"})]
     assert set(split_codes(data, table, elsewhere).tolist()) == {SPLITS.index("validation")}
     assert set(split_codes(data, table, TRAIN).tolist()) == {SPLITS.index("train"), SPLITS.index("test")}
-    assert split_codes(data, table, TRAIN).dtype == np.uint8
+    assert split_codes(data, table, TRAIN).dtype == np.int32
+
+
+def test_three_hundred_datasets_each_keep_their_rows() -> None:
+    data = spec(datasets={f"d{number}": f"d{number}.parquet" for number in range(300)}, test={"fraction": 0.5})
+    for name in ("d0", "d255", "d299"):
+        codes = split_codes(data, pa.table({"a": range(3)}), [TRAIN[0].model_copy(update={"location": name})])
+        assert [data.locations[code] for code in codes] == [name] * 3
 
 
 def test_rows_without_a_group_are_counted_and_refused() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import pickle
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from tqdm import tqdm
 
 from penstock.flows.run.reporter import TerminalReporter
+from penstock.ingest.phases import count_fetched
 from penstock.machine.prints import (
     MAX_LINES,
     copying_prints,
@@ -24,8 +27,8 @@ from penstock.machine.prints import (
     print_again,
     printed_before,
 )
-from penstock.training.events import Event, Printed
-from penstock.training.loop.event_sender import sending_prints
+from penstock.training.events import Event, Printed, ShardsFetched
+from penstock.training.loop.event_sender import sending_prints_and_fetches
 
 SECRET = "http://alice:canary@host"
 
@@ -105,7 +108,7 @@ def test_lines_of_all_threads_are_copied_and_new_handlers_work(capsys: pytest.Ca
     assert capsys.readouterr() == ("thread 0\nthread 1\noutside\n", "logged later\n")
 
 
-def test_worker_sends_printed_lines_with_rank_and_counts_excess() -> None:
+def test_worker_sends_printed_lines_and_fetched_bytes_with_rank() -> None:
     sent: list[Event] = []
 
     class Client:
@@ -113,13 +116,19 @@ def test_worker_sends_printed_lines_with_rank_and_counts_excess() -> None:
             sent.extend(events)
             return False
 
-    with sending_prints(Client(), 3):
+    count_fetched(5)  # by a task that ran in this process before
+    with sending_prints_and_fetches(Client(), 3):
+        count_fetched(1000)
+        count_fetched(200, wait_s=0.5)
         print(f"first {SECRET}\nsecond", file=sys.stderr)
         print("\n".join(str(number) for number in range(MAX_LINES)))
     events = [event for event in sent if isinstance(event, Printed)]
     lines = [line for event in events for line in event.lines]
     assert {event.rank for event in events} == {3}
     assert lines[:3] == ["first http://***@host", "second", "0"] and lines[-1] == "... and 2 more lines"
+    *_, fetched = [event for event in sent if isinstance(event, ShardsFetched)]
+    assert (fetched.rank, fetched.host, fetched.pid) == (3, socket.gethostname(), os.getpid())
+    assert (fetched.bytes, fetched.wait_s) == (1200, 0.5)
 
 
 def test_error_carries_lines_printed_before_it(capsys: pytest.CaptureFixture[str]) -> None:
