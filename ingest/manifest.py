@@ -23,6 +23,7 @@ from penstock.storage import Storage
 
 __all__ = [
     "MANIFEST_VERSION",
+    "STREAMS",
     "UNIT_RECORD",
     "DatasetManifest",
     "ShardInfo",
@@ -57,6 +58,11 @@ _COLUMNS = pa.schema(
         ("digest", pa.binary(16)),
     ]
 )
+
+
+STREAMS = "streams"
+"""In a manifest's `extra`: the units of each split, each as first file, end of files, first row and end of the piece (or 0, 0),
+rows and bytes. Files are counted in the order of units."""
 
 
 class ShardInfo(Section):

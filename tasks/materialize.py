@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError
+from penstock.ingest.feed.stream_tasks import share_streams
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
@@ -50,7 +51,8 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
     ctx.need_ray()
     if ctx.open_feeds is None:
         if cache == "none":
-            ctx.open_feeds = StreamFeeds(_source(ctx))
+            ranks = ctx.project.spec.train.workers
+            ctx.open_feeds = StreamFeeds(_source(ctx), share_streams(ranks) if ranks > 1 else None)
         elif _put(ctx).content_digest != ctx.manifest.content_digest:
             raise DataError(
                 "the rows of cache: memory are gone with the attempt that prepared them, and they come out differently now",

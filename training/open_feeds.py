@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import ray
 import torch
 
 from penstock.ingest.feed.batch import Feed, LastBatch
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, StreamFeed, stream_tasks, streamed
+from penstock.ingest.feed.stream import MemoryFeed, StreamFeed
+from penstock.ingest.feed.stream_tasks import StreamTables, stream_tasks
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
 from penstock.ingest.prepare import living_nodes
 from penstock.ingest.schema import Split
@@ -66,14 +68,27 @@ class StreamFeeds:
     """Opens feeds that prepare their rows in each epoch (`cache: none`)."""
 
     source: RowSource
+    shared: Any = None
+    """The actor of `share_streams`, if several ranks read."""
 
     def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
         """Open a rank's feed; in any process connected to Ray."""
         free_cpus = ray.cluster_resources().get("CPU", 0.0) - world_size * job.spec.cpus_per_worker
-        rows_of, where = partial(self.source.tables, split), self.source.where
-        room = where.at_once(living_nodes(), STREAM_CPUS)
+        units, where = self.source.units(job.manifest, split), self.source.where
+        row_bytes = sum(unit.size_bytes for unit in units) / max(1, sum(unit.rows for unit in units))
+        tables = StreamTables(
+            units,
+            partial(self.source.tables, split),
+            rows=[unit.rows for unit in units],
+            table_bytes=max(1, int(row_bytes * self.source.preparation.rows_at_once)),
+            tasks=stream_tasks(free_cpus, where, living_nodes()),
+            where=where,
+            shared=None if self.shared is None else (self.shared, f"{job.run_storage.root}/{split}"),
+            rank=rank,
+            world_size=world_size,
+        )
         return StreamFeed(
-            streamed(self.source.units(split), rows_of, stream_tasks(world_size, min(free_cpus, room)), where),
+            tables,
             job.manifest.feed_schema,
             split,
             content=job.manifest.content_digest,

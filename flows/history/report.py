@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.flows.history.metrics import sort_by_split
 from penstock.flows.history.render import render
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import STREAMS, DatasetManifest
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.records.data import RunData
@@ -51,7 +51,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         classes=data.class_rows(),
         columns=list(data.profile.columns.get("train", {}).items())[:100],
         charts=_charts(points),
-        throughput=throughput_sentence(points),
+        throughput=throughput_sentence(points, streamed=manifest is not None and STREAMS in manifest.extra),
         checkpoints=CheckpointStore(own).committed(),
         figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
         environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
@@ -77,8 +77,12 @@ def fetch_sentence(attempt: Attempt, manifest: DatasetManifest | None) -> str:
     return f"fetched from the store {total / 1e6:,.1f} MB{share}: {nodes}"
 
 
-def throughput_sentence(points: Sequence[Point]) -> str:
-    """Describe the rate, the share of time spent waiting for rows, and what may help; empty if nothing is on record."""
+def throughput_sentence(points: Sequence[Point], *, streamed: bool = False) -> str:
+    """Describe the rate, the share of time spent waiting for rows, and what may help; empty if nothing is on record.
+
+    Args:
+        streamed: whether rows are prepared while training reads them (`materialize.cache: none`).
+    """
     rates = [point.values["train/rows_per_s"] for point in points if "train/rows_per_s" in point.values]
     timed = [point.values for point in points if {"train/step_s", "train/data_wait_s"} <= point.values.keys()]
     if not rates:
@@ -90,10 +94,13 @@ def throughput_sentence(points: Sequence[Point]) -> str:
     share = sum(values["train/data_wait_s"] for values in timed) / total
     if share < _DATA_BOUND:
         return f"{sentence}, and waited for rows {share:.0%} of the time: the model takes the time, not the data."
-    return (
-        f"{sentence}. It was data-bound {share:.0%} of the time: the workers waited for rows. Larger batches, "
-        "cache: disk, or more CPUs for each worker may help."
-    )
+    bound = f"{sentence}. It was data-bound {share:.0%} of the time: the workers waited for rows."
+    if streamed:
+        return (
+            f"{bound} The tasks that prepare them (cache: none) are slower than training: more CPUs or nodes for them, cheaper "
+            "transforms, or cache: disk, which prepares rows once, may help."
+        )
+    return f"{bound} Larger batches, cache: disk, or more CPUs for each worker may help."
 
 
 def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:

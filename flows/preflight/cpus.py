@@ -54,9 +54,9 @@ def tasks_refused(
     """Return the error if no node can run a task that reads and prepares rows, or too few those of all streams; else None."""
     if spec.materialize.cache != "none":
         return nodes_refused(spec.preparing, nodes, most)
-    from penstock.ingest.feed.stream import STREAM_CPUS, STREAMS_PER_RANK  # loads Ray, as `_needed_by_streams`
+    from penstock.ingest.feed.stream_tasks import OPEN_STREAMS, STREAM_CPUS  # loads Ray, as `_needed_by_streams`
 
-    return nodes_refused(spec.prepare, nodes, most, tasks=spec.train.workers * STREAMS_PER_RANK, cpus=STREAM_CPUS)
+    return nodes_refused(spec.prepare, nodes, most, tasks=OPEN_STREAMS, cpus=STREAM_CPUS)
 
 
 def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
@@ -80,6 +80,6 @@ def _needed_by_streams(spec: PipelineSpec) -> float:
     if spec.materialize.cache != "none":
         return 0.0
     # Imported here: it loads Ray Data and torch, and an early start of Ray must not wait for them.
-    from penstock.ingest.feed.stream import streams_cpus
+    from penstock.ingest.feed.stream_tasks import streams_cpus
 
-    return streams_cpus(spec.train.workers, spec.prepare)
+    return streams_cpus(spec.prepare)

@@ -4,15 +4,12 @@
 and the process that put them there. After a restart of the driver they are prepared again, and a state continues if the content
 is equal.
 
-`StreamFeed` (`cache: none`) prepares the rows in Ray tasks, once per epoch and rank:
+`StreamFeed` (`cache: none`) prepares the rows in Ray tasks, once per epoch (`penstock.ingest.feed.stream_tasks`):
 - If preparing is deterministic, every row comes once per epoch over all ranks, in one order for every world size.
-- Each rank prepares all rows and keeps its share, so W workers prepare every row W times. No rank waits for another one.
+- All ranks read one stream: a row is prepared once, and each rank keeps its share of it.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; steps by length also hold two pools.
-- A resume prepares the epoch's rows from the start and skips the consumed ones.
-- Ray tasks need CPUs that training workers do not hold (`streams_cpus`). A task that waits for its reader keeps its CPUs, so a
-  stream runs at most `tasks` of them: otherwise the tasks of one rank could hold all CPUs while it waits for another rank.
-- Plain tasks, not Ray Data: that begins an epoch two seconds later and cancels tasks at the end, which can abort the reading
-  process (Ray 2.60; see `penstock.ingest.ray_tasks`).
+- A resume begins with the unit of the window's first row: a file, or a piece of a file that can be read from within (row
+  groups, shards, recorded offsets). Units before it are not prepared again.
 """
 
 from __future__ import annotations
@@ -20,8 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -42,29 +38,19 @@ from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.phases import phase
-from penstock.ingest.prepare import ANYWHERE, PrepareSpec
-from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.splitmix import hash_words
 
-__all__ = ["STREAMS_PER_RANK", "STREAM_CPUS", "MemoryFeed", "StreamFeed", "stream_tasks", "streamed", "streams_cpus"]
+__all__ = ["MemoryFeed", "OpenTables", "StreamFeed"]
 
-
-STREAM_CPUS = 0.25
-"""CPUs that one preparing task of a stream requests: tasks must fit beside workers that hold whole CPUs."""
-
-STREAMS_PER_RANK = 2
-"""A rank reads the validation split while its train stream stays open."""
-
-TABLES_AHEAD = 2
-"""Tables that a stream's task makes before it waits for its reader; one takes 16 MB, or more if rows are large."""
 
 UNSHUFFLED_BATCHES = 4
 """Most batches gathered at once from an unshuffled stream: each waits for all of them, and rows may be slow."""
 
-T = TypeVar("T")
+OpenTables = Callable[[int, int], tuple[int, Iterator[pa.Table]]]
+"""(epoch, row) -> a row at or before it, and the prepared rows from there on: the same rows in the same order each time."""
 
 
 class MemoryFeed(CachedFeed):
@@ -90,45 +76,11 @@ class MemoryFeed(CachedFeed):
         super().__init__(schema, dataset.split, dataset.content, rows, order, FeedShare(**share))
 
 
-def streamed(
-    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], tasks: int = 1, where: PrepareSpec = ANYWHERE
-) -> Callable[[], Iterator[pa.Table]]:
-    """Return a picklable function that starts to prepare the rows of `items` in order, in one Ray task each.
-
-    Args:
-        items: source files, or commit units.
-        tables_of: returns an item's prepared rows as tables of columns as in a shard, the same rows every time.
-        tasks: most tasks at a time; the order of rows does not depend on it.
-        where: what a task takes, and on which nodes they run.
-    """
-    return partial(_prepared, list(items), tables_of, tasks, where)
-
-
-def _prepared(
-    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], tasks: int, where: PrepareSpec
-) -> Generator[pa.Table]:
-    for references in ray_streams(tables_of, items, where=where, cpus=STREAM_CPUS, at_once=tasks, ahead=TABLES_AHEAD):
-        for reference in references:
-            with phase("tasks"), raising_the_original():
-                table: pa.Table = ray.get(reference)
-            yield table
-
-
-def streams_cpus(ranks: int, where: PrepareSpec = ANYWHERE) -> float:
-    """Return the CPUs that training workers must leave free so that every stream of `ranks` ranks can run one task."""
-    return ranks * STREAMS_PER_RANK * (where.cpus or STREAM_CPUS)
-
-
-def stream_tasks(ranks: int, free_cpus: float) -> int:
-    """Return how many tasks each stream of `ranks` ranks may run at a time on `free_cpus`, one CPU's work each; at least 1."""
-    return max(1, int(free_cpus / (ranks * STREAMS_PER_RANK)))
-
-
 class StreamFeed(FeedCursor):
     """Reads rows that are prepared again every epoch. See the module's docstring for its promises and their limits.
 
     Args:
-        open_tables: starts to prepare an epoch (for example `streamed`): the same rows in the same order each time.
+        open_tables: starts to prepare an epoch (for example `stream_tasks.StreamTables`).
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
         content: digest of everything that the rows depend on, for example the key of the preprocess stage.
         prefetch: groups of batches made ahead in a thread; 0 uses none.
@@ -139,7 +91,7 @@ class StreamFeed(FeedCursor):
 
     def __init__(
         self,
-        open_tables: Callable[[], Iterator[pa.Table]],
+        open_tables: OpenTables,
         schema: FeedSchema,
         split: Split,
         *,
@@ -169,7 +121,7 @@ class StreamFeed(FeedCursor):
         self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows * self._group_batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch from position `start` on; earlier rows are prepared and skipped.
+        """Yield this rank's batches of an epoch from position `start` on.
 
         Raises:
             DataError: the stream has another number of rows than the order.
@@ -181,8 +133,10 @@ class StreamFeed(FeedCursor):
     def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
         """Gather the batches that end in one window together: the next window may take long."""
         batch_rows, sizes = self.part.batch_rows, [self._window_rows] * (self.num_rows // self._window_rows)
+        pool_rows = batch_rows * self.order.by_length.pool_batches if self.order.by_length is not None else 1
+        first_window = (start - start % pool_rows) // self._window_rows
         with ExitStack() as held:
-            windows = enumerate(held.enter_context(closing(self._windows())))
+            windows = enumerate(held.enter_context(closing(self._windows(epoch, first_window))), first_window)
 
             def block(index: int) -> Block:
                 # Called with rising indices. Skipped windows were consumed before, or belong to other ranks.
@@ -192,12 +146,12 @@ class StreamFeed(FeedCursor):
 
             rows = RowGather(self.schema.columns, [*sizes, self.num_rows % self._window_rows], block)
             held.callback(rows.close_before, self.num_rows)  # pools hold `rows` until a garbage collection
-            pool_rows, ids_at = 1, self._ids_at
+            ids_at = self._ids_at
             firsts = range(start, self.num_rows, batch_rows)
             cuts: Iterator[tuple[int, int]] = ((first, min(first + batch_rows, self.num_rows)) for first in firsts)
             if self.order.by_length is not None:
                 pools = make_pools(self.order.by_length, self.order.seed, rows, self.num_rows, batch_rows, ids_at)
-                pool_rows, ids_at, cuts = pools.pool_rows, pools.ids_at, pools.steps(epoch, start)
+                ids_at, cuts = pools.ids_at, pools.steps(epoch, start)
             for _, ending in itertools.groupby(cuts, lambda cut: (cut[1] - 1) // self._window_rows):
                 while group := list(itertools.islice(ending, self._group_batches)):
                     rows.close_before(group[0][0] - group[0][0] % pool_rows)
@@ -207,10 +161,10 @@ class StreamFeed(FeedCursor):
                 for _ in windows:  # to the end of the stream, where its rows are counted
                     pass
 
-    def _windows(self) -> Generator[pa.Table]:
-        """Cut the rows of an epoch into windows from its first row on, so that a resume sees the same windows."""
-        first = 0
-        for window in _regrouped(self._tables(), self._window_rows):
+    def _windows(self, epoch: int, number: int) -> Generator[pa.Table]:
+        """Cut the rows of an epoch into windows, counted from its first row, from window `number` on."""
+        first = number * self._window_rows
+        for window in _regrouped(self._tables(epoch, first), self._window_rows):
             missing = self.num_rows - first
             if window.num_rows > missing:
                 raise self._wrong_rows(f"more than {self.num_rows}")
@@ -236,9 +190,14 @@ class StreamFeed(FeedCursor):
         order = Order(mode="global", seed=hash_words(self.order.seed, window), rows=rows)
         return first + order.ids_at(epoch, positions - first)
 
-    def _tables(self) -> Iterator[pa.Table]:
-        for table in self._open_tables():
-            yield select_prepared(table, self.schema.columns)
+    def _tables(self, epoch: int, first: int) -> Iterator[pa.Table]:
+        """Yield the rows from row `first` on."""
+        row, tables = self._open_tables(epoch, first)
+        for table in tables:
+            skipped = min(max(0, first - row), table.num_rows)
+            row += table.num_rows
+            if skipped < table.num_rows:
+                yield select_prepared(table.slice(skipped), self.schema.columns)
 
     def _wrong_rows(self, found: str) -> DataError:
         return DataError(

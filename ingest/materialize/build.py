@@ -50,7 +50,7 @@ from penstock.lease import LeaseHolder, hold_lease
 from penstock.progress import Progress
 from penstock.storage import Storage
 
-__all__ = ["damaged_shards", "materialize"]
+__all__ = ["damaged_shards", "materialize", "plan_jobs"]
 
 _UNITS_PER_TASK, _TASKS_PER_CPU, _TASKS_PER_GPU = 4, 2, 8
 """Upper limit of the units of a task, and lower limit of the tasks for each CPU; tasks for each GPU."""
@@ -86,7 +86,7 @@ def materialize(
             of `data.invalid: quarantine` is exceeded), a wrong transform or column, or a damaged unit that came out
             differently.
     """
-    jobs = _plan(preparation, spec, storage, piece_bytes)
+    jobs = plan_jobs(preparation, spec, storage, piece_bytes)
     if not is_kept:
         return _build_units(key, preparation, jobs, storage, progress, parallel)
 
@@ -225,7 +225,8 @@ def _tasks(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
     return [jobs[begin : begin + count] for begin in range(0, len(jobs), count)]
 
 
-def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:
+def plan_jobs(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:
+    """List the jobs that make all units, in row order. Opens large files to find their pieces."""
     jobs = []
     data, snapshot = preparation.data, preparation.snapshot
     limit = data.quarantine.limit(snapshot.rows)

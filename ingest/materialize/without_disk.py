@@ -18,8 +18,8 @@ import ray
 from penstock.ingest.columns.arrays import Block
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.manifest import DatasetManifest, ShardTable
-from penstock.ingest.materialize.build import materialize
+from penstock.ingest.manifest import STREAMS, DatasetManifest, ShardTable
+from penstock.ingest.materialize.build import materialize, plan_jobs
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
@@ -28,7 +28,7 @@ from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_ours, ray_streams
 from penstock.ingest.read.inspection import PART_BYTES, Piece
 from penstock.ingest.schema import FeedSchema, Split
-from penstock.ingest.spec import MaterializeSpec, SplitRule
+from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import Progress
 from penstock.storage import Storage
 
@@ -45,6 +45,10 @@ class StreamUnit(NamedTuple):
 
     files: tuple[SourceFile, ...]
     piece: Piece | None
+    rows: int = 0
+    """Prepared rows of the split."""
+    size_bytes: int = 0
+    """About their size."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,19 @@ class RowSource:
         Raises:
             DataError: as `penstock.ingest.materialize.build.materialize`.
         """
-        return self._pass(key, progress, None).model_copy(update={"table": ShardTable()})
+        manifest = self._pass(key, progress, None)
+        made: dict[tuple[str, Split], list[int]] = {}
+        for shard in manifest.shards:
+            counts = made.setdefault((shard.unit, shard.split), [0, 0])
+            counts[:] = counts[0] + shard.rows, counts[1] + shard.size_bytes
+        numbers = {(file.location, file.name): number for number, file in enumerate(self._files_by_unit())}
+        streams: dict[Split, list[list[int]]] = {split: [] for split in self.preparation.data.locations}
+        for job in plan_jobs(self.preparation, self.spec, _Nowhere(), self.piece_bytes):
+            begin = numbers[job.files[0].location, job.files[0].name]
+            for split, of_split in streams.items():
+                if found := made.get((job.key, split)):
+                    of_split.append([begin, begin + len(job.files), *(job.preparation.piece or (0, 0)), *found])
+        return manifest.model_copy(update={"table": ShardTable(), "extra": {**manifest.extra, STREAMS: streams}})
 
     def put(self, key: str, progress: Progress) -> tuple[DatasetManifest, dict[Split, MemoryDataset]]:
         """Prepare all rows into Ray's object store, where they stay as long as the result lives. Runs on the driver.
@@ -95,15 +111,16 @@ class RowSource:
                 )
         return manifest.model_copy(update={"table": ShardTable()}), datasets
 
-    def units(self, split: Split) -> list[StreamUnit]:
-        """List the units that can hold rows of `split`, in row order. Opens large files to find their pieces."""
-        location = "train" if isinstance(self.preparation.data.place(split), SplitRule) else split
+    def units(self, manifest: DatasetManifest, split: Split) -> list[StreamUnit]:
+        """List the units with rows of `split`, in row order, as they are on record in the manifest of `describe`."""
+        files = self._files_by_unit()
         return [
-            StreamUnit(part.snapshot.files, part.piece)
-            for files in plan_units(self.preparation.snapshot.files, self.spec.unit_bytes)
-            if files[0].location == location
-            for part in self.preparation.only(files).cut(self.piece_bytes)
+            StreamUnit(tuple(files[begin:end]), (first, last) if last else None, rows, size_bytes)
+            for begin, end, first, last, rows, size_bytes in manifest.extra[STREAMS].get(split, ())
         ]
+
+    def _files_by_unit(self) -> list[SourceFile]:
+        return [file for unit in plan_units(self.preparation.snapshot.files, self.spec.unit_bytes) for file in unit]
 
     def tables(self, split: Split, unit: StreamUnit) -> Iterator[pa.Table]:
         """Read and prepare the rows of `split` in `unit`, in their order; never an empty table. Runs anywhere."""

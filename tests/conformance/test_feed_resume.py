@@ -20,7 +20,8 @@ from torch import Tensor
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, streamed
+from penstock.ingest.feed.stream import MemoryFeed, StreamFeed
+from penstock.ingest.feed.stream_tasks import StreamTables, share_streams
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.spec import LengthSpec
@@ -82,8 +83,16 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     elif place == "stream":
         request.getfixturevalue("ray_cluster")
         made = lists_table if lists else table
-        make = streamed([(0, 400), (400, 401), (401, ROWS)], lambda bounds: iter([made(np.arange(*bounds))]))
-        open_as = partial(StreamFeed, make, LISTS if lists else SCHEMA, "train", content="c")
+        units = [(0, 400), (400, 401), (401, ROWS)]
+        schema, actor = LISTS if lists else SCHEMA, share_streams(5)
+
+        def open_as(rank: int = 0, world_size: int = 1, **options: Any) -> FullFeed:
+            tables = StreamTables(
+                units, lambda bounds: iter([made(np.arange(*bounds))]), [end - begin for begin, end in units],
+                tasks=2, shared=(actor, "train"), rank=rank, world_size=world_size,
+            )  # fmt: skip
+            return StreamFeed(tables, schema, "train", content="c", rank=rank, world_size=world_size, **options)
+
     else:
         monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
         manifest = write_dataset(storage, tmp_path / "scratch", int(rest[0]), lists=lists)

@@ -182,3 +182,4 @@ def test_the_speed_is_a_sentence() -> None:
     assert throughput_sentence([]) == ""
     assert "waited for rows 5% of the time: the model takes the time" in throughput_sentence(points(0.05))
     assert "It was data-bound 31% of the time: the workers waited" in throughput_sentence(points(0.31))
+    assert "The tasks that prepare them (cache: none) are slower" in throughput_sentence(points(0.31), streamed=True)

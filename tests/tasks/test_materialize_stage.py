@@ -191,8 +191,8 @@ def test_only_streams_need_cpus_beside_the_workers(tmp_path: Path) -> None:
     for cache in ("disk", "memory"):
         assert workers_refused(project(tmp_path / cache, f"materialize.cache={cache}", *four).spec, [{"CPU": 4.0}]) is None
     streaming = project(tmp_path / "none", "materialize.cache=none", *four).spec
-    refusal = workers_refused(streaming, [{"CPU": 5.0}])
+    refusal = workers_refused(streaming, [{"CPU": 4.0}])
     assert refusal is not None
-    assert "need 6 CPUs" in refusal.message
+    assert "need 4.5 CPUs" in refusal.message
     assert "materialize.cache: disk or memory" in refusal.next_step
     assert workers_refused(streaming, [{"CPU": cpus_needed(streaming)}]) is None

@@ -45,7 +45,8 @@ ADVICE = {
     "gather": "rows are copied into batches, from the disk where memory does not hold them: shuffle.mode: windowed",
     "augment": "the recipe's augment: give it fewer operations, or move what is not random to a transform",
     "copy": "batches go to the GPU: smaller dtypes (bytes instead of floats) go faster",
-    "tasks": "Ray works between the tasks of the stream: materialize.cache: disk needs none",
+    "tasks": "the tasks that prepare rows are slower than the workers that read them: more CPUs or nodes for them, cheaper "
+    "transforms, or materialize.cache: disk, which prepares rows once",
     OTHER: "row numbers are found and batches cut, at the same cost for each batch: a larger train.batch_rows",
 }
 """Place -> the work that takes the time there, and the keys that change it."""

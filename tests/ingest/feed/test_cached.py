@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -26,7 +26,8 @@ from penstock.ingest.feed.batch import Batch, share
 from penstock.ingest.feed.cached import GROUP_BYTES, gathered, open_cached_feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import NodeCache
-from penstock.ingest.feed.stream import MemoryFeed, StreamFeed, select_prepared, streamed
+from penstock.ingest.feed.stream import MemoryFeed, OpenTables, StreamFeed, select_prepared
+from penstock.ingest.feed.stream_tasks import StreamTables
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import Order, ShardRows
@@ -280,6 +281,11 @@ def test_long_lists_in_memory_are_gathered_in_small_groups(
         sizes.clear()
 
 
+def from_begin(tables: Callable[[], Iterator[pa.Table]]) -> OpenTables:
+    """A stream that is always read from its first row."""
+    return lambda _epoch, _row: (0, tables())
+
+
 LISTS_ORDERS = [
     None,
     LengthSpec(column="tokens", pool_batches=3),
@@ -299,7 +305,9 @@ def test_unshuffled_stream_yields_batches_of_cached_dataset(tmp_path: Path, by_l
         cached = open_cached_feed(storage, manifest, "train", **place)
         content = cached.state_dict()["content"]
         parts = np.split(np.arange(ROWS), [7, 500])
-        stream = StreamFeed(partial(map, lists_table, parts), manifest.feed_schema, "train", content=content, **place)
+        stream = StreamFeed(
+            from_begin(partial(map, lists_table, parts)), manifest.feed_schema, "train", content=content, **place
+        )
         first = whole[start].first_row
         for ours, theirs in zip(stream.batches(1, first), cached.batches(1, first), strict=True):
             assert ours.row_ids.tolist() == theirs.row_ids.tolist()
@@ -311,7 +319,9 @@ def test_unshuffled_stream_yields_batches_of_cached_dataset(tmp_path: Path, by_l
 
 def test_stream_by_length_holds_at_most_two_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="tokens", pool_batches=3))
-    feed = StreamFeed(lambda: iter([lists_table(np.arange(ROWS))]), LISTS, "train", content="c", batch_rows=40, order=order)
+    feed = StreamFeed(
+        lambda *_: (0, iter([lists_table(np.arange(ROWS))])), LISTS, "train", content="c", batch_rows=40, order=order
+    )
     held: list[int] = []
     close_before = RowGather.close_before
 
@@ -337,7 +347,7 @@ def test_a_stream_whose_augmentation_fails_is_closed() -> None:
         finally:
             closed.set()
 
-    feed = StreamFeed(open_stream, SCHEMA, "train", content="c", batch_rows=40, order=order_of("none", 0))
+    feed = StreamFeed(from_begin(open_stream), SCHEMA, "train", content="c", batch_rows=40, order=order_of("none", 0))
     feed.augment_with(lambda columns, _: {}[0], seed=1)
     with pytest.raises(KeyError) as caught:
         next(feed.batches(0))
@@ -359,7 +369,9 @@ def test_stream_batch_waits_for_few_further_rows(mode: str, tables_given: list[i
             given.append(part.num_rows)
             yield part
 
-    feed = StreamFeed(given_tables, SCHEMA, "train", content="c", batch_rows=64, order=order_of(mode, 1), prefetch=0)
+    feed = StreamFeed(
+        lambda *_: (0, given_tables()), SCHEMA, "train", content="c", batch_rows=64, order=order_of(mode, 1), prefetch=0
+    )
     windows = [len(given) for _ in feed.batches(0)]
     assert windows[:5] == tables_given
     assert windows[-1] == 7
@@ -368,25 +380,25 @@ def test_stream_batch_waits_for_few_further_rows(mode: str, tables_given: list[i
 def test_stream_by_length_needs_lists() -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
     with pytest.raises(SpecError, match="is not a column of lists"):
-        StreamFeed(tables, LISTS, "train", content="c", batch_rows=40, order=order)
+        StreamFeed(from_begin(tables), LISTS, "train", content="c", batch_rows=40, order=order)
 
 
 def test_a_stream_refuses_a_global_order() -> None:
     with pytest.raises(SpecError, match="windowed"):
-        StreamFeed(tables, SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
+        StreamFeed(from_begin(tables), SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
 
 
 @pytest.mark.parametrize(("given", "words"), [(90, "only 90"), (110, "more than 100")])
 def test_stream_of_other_length_is_an_error(given: int, words: str) -> None:
     order = Order(mode="windowed", seed=1, rows=100, window_rows=40)
-    feed = StreamFeed(lambda: tables(rows=given, cuts=7), SCHEMA, "train", content="c", batch_rows=8, order=order)
+    feed = StreamFeed(from_begin(lambda: tables(rows=given, cuts=7)), SCHEMA, "train", content="c", batch_rows=8, order=order)
     with pytest.raises(DataError, match=words):
         list(feed.batches(0))
 
 
 def test_stream_windows_have_different_orders() -> None:
     order = Order(mode="windowed", seed=1, rows=160, window_rows=40)
-    feed = StreamFeed(lambda: tables(rows=160, cuts=7), SCHEMA, "train", content="c", batch_rows=40, order=order)
+    feed = StreamFeed(from_begin(lambda: tables(rows=160, cuts=7)), SCHEMA, "train", content="c", batch_rows=40, order=order)
     seen = [batch.row_ids for epoch in (0, 1) for batch in feed.batches(epoch)]
     for number, ids in enumerate(seen):
         assert sorted(ids.tolist()) == list(range(number % 4 * 40, number % 4 * 40 + 40))
@@ -401,7 +413,7 @@ def test_stream_raises_users_error(ray_cluster: None) -> None:  # noqa: F811
         yield table(np.arange(100))
 
     order = Order(mode="none", rows=200)
-    feed = StreamFeed(streamed([0, 1], broken), SCHEMA, "train", content="c", batch_rows=10, order=order)
+    feed = StreamFeed(StreamTables([0, 1], broken), SCHEMA, "train", content="c", batch_rows=10, order=order)
     with pytest.raises(DataError, match="row 3"):
         list(islice(feed.batches(0), 20))
 

@@ -13,10 +13,12 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.ingest.feed.cached import open_cached_feed
-from penstock.ingest.feed.stream import STREAM_CPUS, MemoryFeed, stream_tasks, streams_cpus
-from penstock.ingest.manifest import ShardTable
+from penstock.ingest.feed.stream import MemoryFeed
+from penstock.ingest.feed.stream_tasks import stream_tasks, streams_cpus
+from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.without_disk import RowSource
+from penstock.ingest.prepare import ClusterNode, PrepareSpec
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -46,12 +48,16 @@ def uncached(source: Source, spec: MaterializeSpec = ONE_FILE_PER_UNIT) -> RowSo
     return RowSource(source.preparation(), spec)
 
 
+def without_streams(manifest: DatasetManifest) -> DatasetManifest:
+    return manifest.model_copy(update={"extra": {k: v for k, v in manifest.extra.items() if k != "streams"}})
+
+
 def test_manifest_equals_disk_manifest_without_shards(tmp_path: Path, ray_cluster: None) -> None:
     source = source_of(tmp_path)
     described = uncached(source).describe("key", silent)
     assert not source.storage.local_path().exists()
     on_disk = source.materialize()
-    assert described == on_disk.model_copy(update={"table": ShardTable()})
+    assert without_streams(described) == on_disk.model_copy(update={"table": ShardTable()})
     assert described.rows["validation"] > 0
 
 
@@ -64,7 +70,7 @@ def test_quarantine_is_listed_without_disk_cache(tmp_path: Path, ray_cluster: No
     table = source.storage.read_bytes(path)
     source.storage.delete(path)
     on_disk = source.materialize()
-    assert described == on_disk.model_copy(update={"table": ShardTable()})
+    assert without_streams(described) == on_disk.model_copy(update={"table": ShardTable()})
     assert described.rows_quarantined == pq.read_table(pa.BufferReader(table)).num_rows == 2
     assert table == source.storage.read_bytes(path)
 
@@ -89,12 +95,14 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
                 assert ours.columns[name].equal(tensor)
 
 
-def test_stream_has_rows_in_disk_order(tmp_path: Path) -> None:
+def test_stream_has_rows_in_disk_order(tmp_path: Path, ray_cluster: None) -> None:
     source = source_of(tmp_path)
     ours = pickle.loads(pickle.dumps(uncached(source)))
-    manifest = source.materialize()
+    described, manifest = ours.describe("key", silent), source.materialize()
     for split in ("train", "validation", "test"):
-        found = [table.column("x").to_numpy() for unit in ours.units(split) for table in ours.tables(split, unit)]
+        units = ours.units(described, split)
+        found = [np.concatenate([table.column("x") for table in ours.tables(split, unit)]) for unit in units]
+        assert [len(rows) for rows in found] == [unit.rows for unit in units]
         np.testing.assert_array_equal(np.concatenate(found), source.column(manifest, "x", split))
 
 
@@ -107,20 +115,22 @@ def test_large_file_is_cut_as_on_disk(tmp_path: Path, ray_cluster: None) -> None
     whole = source.materialize(source.storage, MaterializeSpec())
     cut = source.materialize(Storage(str(tmp_path / "cut")), MaterializeSpec(), piece_bytes=20_000)
     assert whole.units == 1 and cut.units == 4
-    assert ours.describe("key", silent) == cut.model_copy(update={"table": ShardTable()})
+    described = ours.describe("key", silent)
+    assert without_streams(described) == cut.model_copy(update={"table": ShardTable()})
     assert ours.put("key", silent)[0] == cut.model_copy(update={"table": ShardTable()})
     assert cut.rows == whole.rows
     for split in ("train", "validation"):
-        units = ours.units(split)
+        units = ours.units(described, split)
         assert [unit.piece for unit in units] == [(first, first + 4096) for first in range(0, 16_384, 4096)]
         found = [table.column("x").to_numpy() for unit in units for table in ours.tables(split, unit)]
         np.testing.assert_array_equal(np.concatenate(found), source.column(whole, "x", split))
 
 
-def test_only_files_of_a_split_are_read_for_it(tmp_path: Path) -> None:
+def test_only_files_of_a_split_are_read_for_it(tmp_path: Path, ray_cluster: None) -> None:
     units = uncached(source_of(tmp_path))
+    described = units.describe("key", silent)
     for split, location in (("train", "train"), ("validation", "train"), ("test", "test")):
-        files = [file for unit in units.units(split) for file in unit.files]
+        files = [file for unit in units.units(described, split) for file in unit.files]
         assert {file.location for file in files} == {location}
 
 
@@ -144,8 +154,11 @@ def test_bad_rows_are_dropped_under_drop(tmp_path: Path, ray_cluster: None) -> N
     assert manifest.rows_read - sum(manifest.rows.values()) == 2
 
 
-@pytest.mark.parametrize(("ranks", "free_cpus", "tasks"), [(2, 1.0, 1), (1, 0.5, 1), (2, 14.0, 3), (4, 8.0, 1)])
-def test_all_tasks_of_all_streams_fit_into_the_free_cpus(ranks: int, free_cpus: float, tasks: int) -> None:
-    assert stream_tasks(ranks, free_cpus) == tasks
-    assert streams_cpus(ranks) * tasks <= free_cpus
-    assert streams_cpus(ranks) >= ranks * STREAM_CPUS
+@pytest.mark.parametrize(
+    ("free_cpus", "where", "tasks"),
+    [(0.5, {}, 1), (1.0, {}, 2), (2.0, {}, 3), (14.0, {}, 15), (14.0, {"concurrency": 4}, 2), (14.0, {"cpus": 2}, 3)],
+)
+def test_all_tasks_of_all_streams_fit_into_the_free_cpus(free_cpus: float, where: dict[str, Any], tasks: int) -> None:
+    of = PrepareSpec.model_validate(where)
+    assert stream_tasks(free_cpus, of, [ClusterNode({"CPU": 16.0}, {})]) == tasks
+    assert streams_cpus(of) * tasks <= free_cpus

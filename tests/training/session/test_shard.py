@@ -272,9 +272,10 @@ def test_text_in_memory_and_in_streams_equals_text_on_disk(rays: Any, source: So
     rows, order = RowSource(source.preparation(), MaterializeSpec()), make_order(ShuffleSpec(mode="none"), ROWS)
     options: Any = {"order": order, "batch_rows": 5, "columns": ["text", "structs", "int64"]}
     _, datasets = rows.put("key", silent)
+    units = rows.units(rows.describe("key", silent), "train")
 
-    def tables() -> Iterator[pa.Table]:
-        return (table for unit in rows.units("train") for table in rows.tables("train", unit))
+    def tables(_epoch: int, _row: int) -> tuple[int, Iterator[pa.Table]]:
+        return 0, (table for unit in units for table in rows.tables("train", unit))
 
     streamed = StreamFeed(tables, prepared.feed_schema, "train", content="rows", **options)
     on_disk = open_cached_feed(source.storage, prepared, "train", **options)

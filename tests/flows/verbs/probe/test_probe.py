@@ -63,8 +63,8 @@ class Streamed:
     preparation: Preparation
 
     def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
-        def tables() -> Iterator[pa.Table]:
-            return (table for found, table in self.preparation.tables() if found == split)
+        def tables(_epoch: int, _row: int) -> tuple[int, Iterator[pa.Table]]:
+            return 0, (table for found, table in self.preparation.tables() if found == split)
 
         schema, order = job.manifest.feed_schema, job.order
         return StreamFeed(tables, schema, split, content="c", batch_rows=job.spec.batch_rows, order=order)

@@ -1,0 +1,183 @@
+"""How are the rows of a stream prepared (`cache: none`)? In Ray tasks, ahead of need, each row once for all ranks.
+
+One task prepares one unit. Tasks run ahead of the reader until the tables that wait take `AHEAD_SHARE` of the object store.
+Each of them keeps its CPUs while it waits for its reader, so a stream runs at most `tasks` of them: otherwise the tasks of one
+stream could hold all CPUs while the ranks wait for another one (`streams_cpus`).
+
+With several ranks an actor beside the driver, `SharedStreams`, reads the tasks' results and hands each table to every rank; the
+tables themselves go from the node that made them to the nodes of the ranks. If a preparing node dies, Ray runs its tasks again:
+tables that ranks have taken stay, those that waited there are prepared again. If a rank dies, all ranks begin again at the
+checkpoint, with a new stream from there on.
+
+Plain tasks, not Ray Data: that begins an epoch two seconds later and cancels tasks at the end, which can abort the reading
+process (Ray 2.60; see `penstock.ingest.ray_tasks`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from penstock.ingest.phases import phase
+from penstock.ingest.prepare import ANYWHERE, ClusterNode, PrepareSpec
+from penstock.ingest.ray_tasks import raising_the_original, ray_streams
+
+__all__ = ["STREAM_CPUS", "StreamTables", "share_streams", "stream_tasks", "streams_cpus"]
+
+
+STREAM_CPUS = 0.25
+"""CPUs that one preparing task of a stream requests: tasks must fit beside workers that hold whole CPUs."""
+
+OPEN_STREAMS = 2
+"""The ranks read the validation split while their train stream stays open."""
+
+LEAST_AHEAD = 2
+"""Tables that a task makes at least before it waits for its reader; one takes 16 MB, or more if rows are large."""
+
+AHEAD_SHARE = 0.25
+"""Share of the cluster's object store that the tables of one stream may take while they wait for their reader."""
+
+
+def streams_cpus(where: PrepareSpec = ANYWHERE) -> float:
+    """Return the CPUs that training workers must leave free so that every stream can run one task."""
+    return OPEN_STREAMS * (where.cpus or STREAM_CPUS)
+
+
+def stream_tasks(free_cpus: float, where: PrepareSpec = ANYWHERE, nodes: Sequence[ClusterNode] = ()) -> int:
+    """Return how many tasks a stream may run at a time on `free_cpus`: one for each CPU and one ahead, if all streams' fit."""
+    fit = min(int(free_cpus / (where.cpus or STREAM_CPUS)), where.at_once(nodes, STREAM_CPUS))
+    return max(1, min(fit // OPEN_STREAMS, int(free_cpus) + 1))
+
+
+@dataclass(frozen=True)
+class StreamTables:
+    """Prepared rows of one split, from any unit on, for one rank. Picklable.
+
+    Attributes:
+        units: commit units, or source files.
+        tables_of: returns a unit's prepared rows as tables of columns as in a shard, the same rows every time.
+        rows: of each unit, if known: then reading begins with the unit that holds the wanted row.
+        table_bytes: about the size of a table; it decides how many tables a task may make ahead.
+        tasks: most tasks at a time; the order of rows does not depend on it.
+        where: what a task takes, and on which nodes they run.
+        shared: the actor of `share_streams`, and this stream's name; without it this rank prepares all rows for itself.
+    """
+
+    units: Sequence[Any]
+    tables_of: Callable[[Any], Iterator[pa.Table]]
+    rows: Sequence[int] = ()
+    table_bytes: int = 16 << 20
+    tasks: int = 1
+    where: PrepareSpec = ANYWHERE
+    shared: tuple[Any, str] | None = None
+    rank: int = 0
+    world_size: int = 1
+
+    def __call__(self, epoch: int, row: int) -> tuple[int, Iterator[pa.Table]]:
+        """Start to prepare the rows of an epoch from the unit of `row` on, and return the unit's first row and the tables."""
+        ends = np.cumsum(np.asarray(self.rows, np.int64))
+        first = int(ends.searchsorted(row, side="right")) if len(ends) else 0
+        begin = int(ends[first - 1]) if first else 0
+        if self.shared is None or self.world_size == 1:
+            return begin, _got(self.references(first))
+        return begin, _got(self._shared_references(epoch, first))
+
+    def references(self, first: int) -> Iterator[Any]:
+        """Yield references to the tables from unit `first` on."""
+        room = AHEAD_SHARE * float(ray.cluster_resources().get("object_store_memory", 0.0)) / self.tasks
+        ahead = max(LEAST_AHEAD, int(room / self.table_bytes))
+        units = self.units[first:]
+        how: dict[str, Any] = {"where": self.where, "cpus": STREAM_CPUS, "at_once": self.tasks, "ahead": ahead}
+        return itertools.chain.from_iterable(ray_streams(self.tables_of, units, **how))
+
+    def _shared_references(self, epoch: int, first: int) -> Iterator[Any]:
+        actor, name = self.shared or (None, "")
+        # In a list, so that the actor gets the reference: it needs the stream only when it opens it.
+        stream = [ray.put(self)]
+        take = partial(actor.take.remote, (name, epoch, first), stream, self.rank, self.world_size)  # type: ignore[union-attr]
+        following = take(0)
+        for index in itertools.count(1):
+            with phase("tasks"), raising_the_original():
+                found = ray.get(following)
+            if not found:
+                return
+            following = take(index)  # while this table is used
+            yield found[0]
+
+
+def share_streams(ranks: int) -> Any:
+    """Start the actor that hands tables to `ranks` ranks, on this process's node. It lives as long as this process."""
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": node}
+    # A rank waits in a thread of the actor for each of its streams.
+    return ray.remote(SharedStreams).options(max_concurrency=2 * OPEN_STREAMS * ranks, **options).remote()
+
+
+class SharedStreams:
+    """Reads each stream once and hands every table to every rank. An actor; its methods run in threads."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[str, int, int], _OneStream] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: tuple[str, int, int], stream: Sequence[Any], rank: int, ranks: int, index: int) -> list[Any]:
+        """Return the reference to table `index` of a stream, in a list that is empty at the stream's end.
+
+        A rank that asks for a table again, because all ranks were started again, gets a new stream.
+
+        Args:
+            key: name, epoch and first unit.
+            stream: the reference to its `StreamTables`.
+        """
+        with self._lock:
+            found = self._streams.get(key)
+            if found is None or found.has_given(index, rank):
+                tables: StreamTables = ray.get(stream[0])
+                for other in [other for other in self._streams if other[0] == key[0]]:
+                    # A rank may still read the end of the epoch before. Tasks of another stream would keep their CPUs.
+                    if other == key or other[1] < key[1] - 1 or not self._streams[other].is_prepared:
+                        del self._streams[other]
+                self._streams[key] = found = _OneStream(tables.references(key[2]))
+        return found.take(index, rank, ranks)
+
+
+class _OneStream:
+    """References to the tables of a stream, each kept until all ranks have it."""
+
+    def __init__(self, references: Iterator[Any]) -> None:
+        self._references, self._next = references, 0
+        self._waiting: dict[int, tuple[list[Any], set[int]]] = {}
+        self._lock = threading.Lock()
+        self.is_prepared = False
+
+    def has_given(self, index: int, rank: int) -> bool:
+        _, ranks = self._waiting.get(index, ([], {rank}))
+        return index < self._next and rank in ranks
+
+    def take(self, index: int, rank: int, ranks: int) -> list[Any]:
+        with self._lock:
+            while self._next <= index:
+                self._waiting[self._next] = list(itertools.islice(self._references, 1)), set()
+                self.is_prepared = not self._waiting[self._next][0]
+                self._next += 1
+            reference, taken = self._waiting[index]
+            taken.add(rank)
+            if len(taken) == ranks:
+                del self._waiting[index]
+            return reference
+
+
+def _got(references: Iterator[Any]) -> Iterator[pa.Table]:
+    for reference in references:
+        with phase("tasks"), raising_the_original():
+            table: pa.Table = ray.get(reference)
+        yield table
