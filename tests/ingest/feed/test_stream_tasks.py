@@ -140,7 +140,7 @@ def test_workers_do_not_wait_if_tasks_together_are_fast_enough(tmp_path: Path) -
     # A task needs 400 ms for 100 rows, and 100 rows are trained in 310 ms: one task alone is too slow, two are not.
     cost_s, step_s = 0.1, 0.2
     order = Order(mode="none", rows=ROWS)
-    list(opened(counted(tmp_path), None, 1, order, tasks=2)[0].batches(0))  # both processes have started
+    list(opened(counted(tmp_path, cost_s), None, 1, order, tasks=2)[0].batches(0))  # both processes have started
     fast, slow = (opened(counted(tmp_path, cost_s), None, 1, order, tasks=tasks)[0] for tasks in (2, 1))
     assert idle_share(fast, step_s) < 0.05
     assert idle_share(slow, step_s / 4) > 0.3
