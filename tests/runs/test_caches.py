@@ -19,7 +19,9 @@ STEPS = 360
 FIRST_WINDOW_STEPS = 125
 """A checkpoint beyond them leaves a stream whole windows to skip."""
 WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500"]
-WINDOWED += ["--set", "train.batch_rows=4", "--set", "train.workers=1"]
+WINDOWED += ["--set", "train.batch_rows=4"]
+WORKERS = {"memory": 1, "none": 2}
+"""Two share one stream."""
 HELD_AT = "240"
 """The step beyond which the attempt that is killed does not come."""
 
@@ -35,7 +37,16 @@ def cache(request: pytest.FixtureRequest) -> str:
 
 
 def words(cache: str, file: Path, *more: str) -> list[str]:
-    return [str(file), "--json", "--set", f"materialize.cache={cache}", *WINDOWED, *more]
+    return [
+        str(file),
+        "--json",
+        "--set",
+        f"materialize.cache={cache}",
+        "--set",
+        f"train.workers={WORKERS[cache]}",
+        *WINDOWED,
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
