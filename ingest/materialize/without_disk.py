@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 import ray
 
+from penstock.digest import digest_of
 from penstock.ingest.columns.arrays import Block
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
@@ -107,7 +108,7 @@ class RowSource:
                     blocks=tuple(blocks[shard.path] for shard in shards),
                     block_rows=tuple(shards.rows.tolist()),
                     size_bytes=int(shards.size_bytes.sum()),
-                    content=shards.content,
+                    content=digest_of([shards.content]),
                 )
         return manifest.model_copy(update={"table": ShardTable()}), datasets
 
