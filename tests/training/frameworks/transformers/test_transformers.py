@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
+from penstock.storage import Storage
 from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.transformers.framework import TRANSFORMERS
 from penstock.training.job import TrainJob
@@ -71,6 +75,17 @@ def test_single_rank_continues_when_epochs_are_added(tmp_path: Path) -> None:
     train(alone, [hf_job(tmp_path, "own", epochs=1, **own)])
     (counted,) = train(alone, [hf_job(tmp_path, "own", epochs=2, attempt=2, **own)])
     assert counted.exactness == "same-order: trainer.seen is in no state_dict"
+
+
+def test_model_begins_with_the_weights_of_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = Group(0, 1, torch.device("cpu"))
+    train(alone, [hf_job(tmp_path, "runs/base", workers=1, max_steps=3)])
+    jobs = [hf_job(tmp_path, f"runs/{name}", workers=1, max_steps=1, start_from=name) for name in ("run:base", None)]
+    find_start("run:base", tmp_path, Storage(str(tmp_path))).store(jobs[0].run_storage)
+    train(alone, jobs)
+    assert re.search(r"(\d+) of \1 weights are those of run:base\n", capsys.readouterr().out)
+    one, other = (job_checkpoints(job).committed()[0].manifest for job in jobs)
+    assert one.step == other.step == 1 and one.weights_digest != other.weights_digest
 
 
 def test_batch_is_tried_and_model_without_column_is_refused(tmp_path: Path) -> None:
