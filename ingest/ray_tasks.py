@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError, PreflightError, ServiceError
 from penstock.ingest.prepare import ANYWHERE, PrepareSpec, living_nodes, most_resources, nodes_refused
+from penstock.ingest.task_counts import counting
 from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
 
@@ -46,7 +47,13 @@ def local_map(fn: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[R
     yield from map(fn, items)
 
 
-def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, where: PrepareSpec = ANYWHERE) -> Iterator[Result]:
+def ray_map(
+    fn: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    where: PrepareSpec = ANYWHERE,
+    count: Callable[[str, dict[str, float]], None] = lambda _node, _counts: None,
+) -> Iterator[Result]:
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and no rows come back. A task whose worker dies is run
@@ -55,6 +62,7 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, where: Prepa
 
     Args:
         where: what a task takes, and on which nodes they run.
+        count: called with each finished task's node and counts (penstock.ingest.task_counts).
 
     Raises:
         Exception: the error of `fn`, as it was raised; errors of Ray itself as in `raising_ours`.
@@ -75,13 +83,14 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, where: Prepa
                 return
             done, running = ray.wait(running)
             try:
-                result, printed = ray.get(done[0])
+                result, printed, counts = ray.get(done[0])
             except (RayTaskError, WorkerCrashedError, OutOfMemoryError) as error:  # without Ray, `wait` would not end
                 print_again(printed_before(error))
                 if running:
                     ray.wait(running, num_returns=len(running), fetch_local=False)
                 raise
             print_again(printed)
+            count(*counts)
             yield result
 
 
@@ -132,10 +141,10 @@ def _task(max_calls: int) -> Any:
     import ray
 
     @ray.remote(max_calls=max_calls)
-    def call(fn: Callable[[Any], Any], item: Any) -> tuple[Any, list[str]]:
-        with keeping_prints() as printed, hiding_secrets():
+    def call(fn: Callable[[Any], Any], item: Any) -> tuple[Any, list[str], tuple[str, dict[str, float]]]:
+        with counting() as counts, keeping_prints() as printed, hiding_secrets():
             result = fn(item)
-        return result, printed.take()
+        return result, printed.take(), counts()
 
     return call
 

@@ -13,6 +13,7 @@ from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.shuffle.order import Order
+from penstock.ingest.task_counts import TaskCounts
 from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress
 from penstock.redact import redact_text
@@ -21,6 +22,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
+from penstock.tasks.stages import StageName
 
 if TYPE_CHECKING:
     from penstock.training.events import Point
@@ -100,17 +102,13 @@ class RunContext:
     on_report: Callable[[dict[str, Any]], object] | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    task_counts: TaskCounts = field(default_factory=TaskCounts)
 
-    @property
-    def parallel(self) -> ParallelMap:
-        """Return what runs tasks that read rows, on the nodes of `prepare`."""
-        return partial(ray_map, where=self.project.spec.prepare)
-
-    @property
-    def parallel_transforms(self) -> ParallelMap:
-        """Do as `parallel`, with the GPUs that transforms ask for."""
+    def parallel(self, stage: StageName) -> ParallelMap:
+        """Return what runs the Ray tasks of a stage on the nodes of `prepare`, after `read` with the GPUs of transforms."""
         spec = self.project.spec
-        return partial(ray_map, where=spec.preparing) if spec.preparing.gpus else self.parallel
+        where = spec.prepare if stage == "read" else spec.preparing
+        return partial(ray_map, where=where, count=partial(self.task_counts.add, stage))
 
     @property
     def storage(self) -> Storage:

@@ -136,7 +136,7 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
-        parallel=ctx.parallel_transforms,
+        parallel=ctx.parallel("materialize"),
     )
 
 

@@ -17,7 +17,7 @@ __all__ = ["PREPROCESS", "READ"]
 
 def _read(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     data, files = ctx.project.source, ctx.project.files
-    parallel = ctx.parallel if is_much(data, files) else None
+    parallel = ctx.parallel("read") if is_much(data, files) else None
     if parallel is not None:
         ctx.need_ray()
     # With `cache: none` the rows are prepared in every epoch, and a copy would have to stay as long.
@@ -43,7 +43,7 @@ def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     if needs_fit(spec.preprocess):
         ctx.need_ray()
-    progress, parallel = ctx.reporter.progress("preprocess"), ctx.parallel_transforms
+    progress, parallel = ctx.reporter.progress("preprocess"), ctx.parallel("preprocess")
     fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=parallel)
     return fitted.model_dump(mode="json"), "ran"
 

@@ -248,14 +248,18 @@ def check_resources(project: Project) -> list[str]:
             warnings.append(
                 f"{folder} has {free / 1e6:,.0f} MB free for the prepared form of {source / 1e6:,.0f} MB of sources"
             )
-    memory = psutil.virtual_memory().available
-    if spec.materialize.cache == "memory" and memory < PREPARED_TO_SOURCE * source:
+    if spec.materialize.cache == "memory" and ray_address() is None:  # of a cluster its nodes count: `check_cluster`
+        _refuse_little_memory(source, psutil.virtual_memory().available, "is free here")
+    return warnings
+
+
+def _refuse_little_memory(source_bytes: int, memory_bytes: float, where: str) -> None:
+    if memory_bytes < PREPARED_TO_SOURCE * source_bytes:
         raise PreflightError(
-            f"materialize.cache: memory keeps all prepared rows in memory: {memory / 1e9:.1f} GB is free for "
-            f"{source / 1e9:.1f} GB of sources, which may grow {PREPARED_TO_SOURCE:g} times",
+            f"materialize.cache: memory keeps all prepared rows in memory: {memory_bytes / 1e9:.1f} GB {where} for "
+            f"{source_bytes / 1e9:.1f} GB of sources, which may grow {PREPARED_TO_SOURCE:g} times",
             next_step="use materialize.cache: disk",
         )
-    return warnings
 
 
 def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint_bytes: int) -> list[str]:
@@ -343,6 +347,12 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
         raise refusal
     if cluster.embedded:
         return
+    if project.spec.materialize.cache == "memory" and reads_sources and cluster.most is None:
+        # A block lies in the object store of the node whose task has made it.
+        holding = [node for node in cluster.labelled if project.spec.preparing.fitting([node])]
+        there = sum(node.resources.get("object_store_memory", 0.0) for node in holding)
+        stores = f"is in the object stores of the {counted(len(holding), 'node')} that can prepare rows"
+        _refuse_little_memory(sum(file.size_bytes for file in project.files), there, stores)
     by_location: dict[str, list[SourceFile]] = {}
     for file in project.files if reads_sources else ():
         by_location.setdefault(file.location, []).append(file)

@@ -135,7 +135,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [
             {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3), "because": list(o.because)}
-            | {"began": o.began}
+            | {"began": o.began, "tasks": ctx.task_counts.of(o.name)}
             for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},

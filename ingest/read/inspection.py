@@ -16,6 +16,7 @@ from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.spec import DataSpec
+from penstock.ingest.task_counts import count_rows
 from penstock.messages import describe_error
 from penstock.plugins import optional
 from penstock.progress import Progress
@@ -127,7 +128,9 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
             nullcontext() if keep is None else keep(keep_for, file) as copy,
             unchanged(() if reader.one_row_per_file else (file,)),
         ):
-            return reader.look_through(file, copy.add if copy else None)
+            found = reader.look_through(file, copy.add if copy else None)
+            count_rows(found.rows if isinstance(found, FileFacts) else 0, file.size_bytes)
+            return found
     except PenstockError as error:
         return error
     except Exception as error:  # whatever a damaged file makes a parser raise

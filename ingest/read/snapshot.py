@@ -27,6 +27,7 @@ from penstock.ingest.read.inspection import inspect_files, inspect_head, threads
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
+from penstock.ingest.task_counts import count_rows
 from penstock.messages import capped, counted, in_yaml
 from penstock.plugins import optional
 from penstock.progress import Progress
@@ -222,7 +223,9 @@ def iterate_rows(
     """
     reader = reader_of(data, snapshot.format)
     if reader.one_row_per_file:
-        yield from _grouped(data, reader, snapshot, files, batch_rows)
+        for batch in _grouped(data, reader, snapshot, files, batch_rows):
+            count_rows(batch.table.num_rows, batch.table.nbytes)
+            yield batch
         return
     for file in files:
         first_row, end = piece or (0, file.rows)
@@ -230,6 +233,7 @@ def iterate_rows(
             tables = _tables(data, reader, file, snapshot, batch_rows, piece)
             for table in timed("read", _rebatched(tables, batch_rows)):
                 table, unreadable = _without_marks(table)
+                count_rows(table.num_rows, table.nbytes)
                 yield RowBatch(table, file, first_row, (file,), unreadable)
                 first_row += table.num_rows
         if first_row != end:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +17,20 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import PreflightError
-from penstock.flows.preflight.checks import check_cluster, check_machine
+from penstock.flows.preflight.checks import check_cluster, check_machine, check_resources
 from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.servers.ray_local import RayCluster
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.plan import describe_preparing, format_preparing, plan_pipeline
 from penstock.ingest.prepare import ClusterNode, PrepareSpec, living_nodes, nodes_refused
 from penstock.ingest.ray_tasks import ray_map, ray_streams
+from penstock.ingest.read.snapshot import read_source
+from penstock.ingest.task_counts import TaskCounts
+from penstock.progress import silent
 from tests import ROOT
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source
+from tests.ingest.reading import listed
 
 CPU_NODE = ClusterNode({"CPU": 8.0, "memory": 32e9, "tape": 2.0}, {"pool": "cpu", "zone": "a", "ray.io/node-id": "1"})
 GPU_NODE = ClusterNode({"CPU": 16.0, "memory": 64e9, "GPU": 8.0}, {"pool": "gpu", "ray.io/node-id": "2"})
@@ -118,6 +125,41 @@ def test_joined_cluster_and_own_machine_are_checked(tmp_path: Path, monkeypatch:
     assert cpus_needed(wide.spec) >= 3 and plan_pipeline(wide)["prepare"] == {"cpus": 3.0, "text": "tasks of 3 CPUs"}
     with pytest.raises(PreflightError, match="a task takes 5 CPU, and the largest node has 4"):
         check_machine(load_spec(file, ["prepare.cpus=5"]).spec)
+
+
+def test_cache_memory_is_judged_by_preparing_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.flows.preflight.checks.refuse_unfit_nodes", lambda *_: None)
+    monkeypatch.setattr("penstock.flows.preflight.checks.psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    loaded = load_spec(make_project(tmp_path / "p", files=1), ["materialize.cache=memory", "prepare.labels={pool: cpu}"])
+    size = sum(file.size_bytes for file in loaded.project.files)
+
+    def cluster(*stores: float) -> RayCluster:
+        nodes = tuple({**node.resources, "object_store_memory": store} for node, store in zip(NODES, stores, strict=True))
+        return RayCluster("head:6379", False, nodes, None, tuple(node.labels for node in NODES))
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert check_resources(loaded.project) == []
+    check_cluster(loaded.project, cluster(3.0 * size, 0, 0), reads_sources=True)
+    with pytest.raises(PreflightError, match="in the object stores of the 1 node that can prepare rows"):
+        check_cluster(loaded.project, cluster(2.0 * size, 9.0 * size, 9.0 * size), reads_sources=True)
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(PreflightError, match=r"0\.0 GB is free here"):
+        check_resources(loaded.project)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_tasks_count_rows_bytes_and_time_by_node(tmp_path: Path) -> None:
+    files = {f"train/{name}.parquet": pa.table({"x": range(1000)}) for name in "ab"}
+    source, found = Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}]), TaskCounts()
+    of = {stage: partial(ray_map, count=partial(found.add, stage)) for stage in ("read", "preprocess", "materialize")}
+    read_source(source.data, listed(source.data, source.folder), silent, parallel=of["read"])
+    source.materialize(parallel=of["materialize"], fitted=source.fit(of["preprocess"]))
+    for stage in of:
+        ((node, counts),) = found.of(stage).items()
+        assert node == socket.gethostname() and counts["rows"] == 2000 and counts["bytes"] > 0 and counts["wall_s"] > 0
+    assert found.of("materialize")[node]["tasks"] == 2
+    assert 16_000 <= found.of("materialize")[node]["bytes"] < 17_000
+    assert found.of("train") == {}
 
 
 @pytest.mark.usefixtures("ray_cluster")

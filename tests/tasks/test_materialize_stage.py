@@ -51,7 +51,7 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
         snapshot=source.snapshot(),
         reporter=SimpleNamespace(progress=lambda stage: silent),
         need_ray=lambda: None,
-        parallel_transforms=local_map,
+        parallel=lambda _stage: local_map,
         warn=warned.append,
     )
     found, _ = STAGE.run(ctx)

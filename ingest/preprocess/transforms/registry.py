@@ -32,9 +32,9 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "decode_image": f"{_HERE}.decode_image:DecodeImage",
         "ragged": f"{_HERE}.ragged:Ragged",
         "map_batches": f"{_HERE}.map_batches:MapBatches",
-        "map": f"{_HERE}.map_rows:Map",
-        "flat_map": f"{_HERE}.map_rows:FlatMap",
-        "filter": f"{_HERE}.map_rows:Filter",
+        "map": f"{_HERE}.extra.map_rows:Map",
+        "flat_map": f"{_HERE}.extra.map_rows:FlatMap",
+        "filter": f"{_HERE}.extra.map_rows:Filter",
     },
     needs=("Options", "apply", "description"),
 )

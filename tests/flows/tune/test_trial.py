@@ -68,7 +68,7 @@ class Unheard:
 
 
 def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunContext, "parallel", staticmethod(local_map))
+    monkeypatch.setattr(RunContext, "parallel", lambda _ctx, _stage: local_map)
     prepares, keys_made = materialize.materialize_dataset, list[str]()
 
     def counted(*arguments: Any, **more: Any) -> Any:
