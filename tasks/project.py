@@ -17,8 +17,9 @@ from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.callbacks.registry import CALLBACKS
+from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.start_from import StartWeights, find_start
-from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registry import REGISTRIES, GivesWeights, ModelRegistry
 from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.files import matched_files
@@ -186,13 +187,13 @@ class Project:
             return None
         if name.startswith("models:/"):
             return self._registered_start(name)
-        return find_start(name, self.base_dir, self.storage, whole=self.spec.train.loop is not None)
+        return find_start(name, self.base_dir, self.storage, **self._of_start)
 
     def check_start(self) -> None:
         """Raise SpecError if `train.start_from` is a file or a run that does not exist; a store or a registry is not asked."""
         name = self.spec.train.start_from
         if name is not None and not name.startswith("models:/") and (is_local(self.spec.storage) or "run:" not in name):
-            find_start(name, self.base_dir, self.storage, whole=self.spec.train.loop is not None)
+            find_start(name, self.base_dir, self.storage, **self._of_start)
 
     def _registered_start(self, model: str) -> StartWeights:
         registry = self.registry
@@ -201,8 +202,14 @@ class Project:
                 f"train.start_from: {model!r}: registry {self.spec.tracking.registry!r} cannot give weights",
                 next_step="name a file of weights, or run:<run>",
             )
-        whole = self.spec.train.loop is not None
-        return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model, whole=whole)
+        return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model, **self._of_start)
+
+    @property
+    def _of_start(self) -> dict[str, Any]:
+        """How weights are looked up: those of trees lie in another file, those of a function in a folder."""
+        train = self.spec.train
+        file = self.framework.model_files[0] if train.framework in RECIPE_OPTIONAL else MODEL
+        return {"whole": train.loop is not None, "file": file}
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

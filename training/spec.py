@@ -125,8 +125,8 @@ class TrainSpec(Section):
     start_from: str | None = None
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
     `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
-    For `loop`
-    any file or folder: `ray.train.get_checkpoint()` gives it at the beginning. The content is part of the key."""
+    Boosted trees grow on. For `loop` any file or folder: `ray.train.get_checkpoint()` gives it at the beginning. The content is
+    part of the key."""
     datasets: dict[str, Literal["split", "whole", "train", "validation", "test"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` splits a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). A name of your own is one of a split: `{holdout: test}`; `valid` and `val` are names of validation. Or

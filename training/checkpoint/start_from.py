@@ -52,12 +52,13 @@ class StartWeights:
                 run_storage.child(START).put_file(path, name)
 
 
-def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = False) -> StartWeights:
+def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = False, file: str = MODEL) -> StartWeights:
     """Look up the file or run that `train.start_from` names, without reading it.
 
     Args:
-        name: a file (`.safetensors`, `.pt`, `.pth`) relative to `base_dir`, or `run:<run>` of `storage`.
+        name: a file (`.safetensors`, `.pt`, `.pth`, or of trees) relative to `base_dir`, or `run:<run>` of `storage`.
         whole: for a function: any file or folder, and of a run the folder that was reported, or its weights.
+        file: of a checkpoint, with the weights.
 
     Raises:
         SpecError: it is not there.
@@ -70,24 +71,25 @@ def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = Fal
         chosen = best or newest  # as the run's own outcome
         there = chosen.manifest.files if chosen is not None else {}
         files = [each for each in there if each.startswith(f"{FOLDER}/")] if whole else []
-        files = files or [each for each in there if each == MODEL]
+        files = files or [each for each in there if each == file]
         if chosen is None or not files:
+            kind = "a torch model" if file == MODEL else file
             raise SpecError(
-                f"train.start_from: {name!r} is not a run with a torch model in {storage.uri('')}",
+                f"train.start_from: {name!r} is not a run with {kind} in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
                 "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
         fetch = partial(fetch_folder, chosen.storage, files) if whole else None
-        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, MODEL), fetch)
-    file = base_dir / name
-    if whole and file.exists():
-        return StartWeights(name, partial(_digest, file), file.read_bytes, partial(_copy, file))
-    if not file.is_file() or file.suffix not in (".safetensors", ".pt", ".pth"):
+        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, file), fetch)
+    place, suffixes = base_dir / name, (".safetensors", ".pt", ".pth") if file == MODEL else (Path(file).suffix,)
+    if whole and place.exists():
+        return StartWeights(name, partial(_digest, place), place.read_bytes, partial(_copy, place))
+    if not place.is_file() or place.suffix not in suffixes:
         raise SpecError(
             f"train.start_from: {name!r} is not a file of weights in {base_dir}",
-            next_step="name a .safetensors, .pt or .pth file, run:<run>, or a registered model as models:/NAME@ALIAS",
+            next_step=f"name a file ({', '.join(suffixes)}), run:<run>, or a registered model as models:/NAME@ALIAS",
         )
-    return StartWeights(name, partial(file_digest, file), file.read_bytes)
+    return StartWeights(name, partial(file_digest, place), place.read_bytes)
 
 
 def _digest(place: Path) -> str:

@@ -79,7 +79,7 @@ def fetched_model(model: str | Path, tracking_uri: str | None = None) -> Iterato
         yield _fetched(str(model), tracking_uri or _found_uri(), fetched)
 
 
-def registered_weights(model: str, uri: str, *, whole: bool = False) -> StartWeights:
+def registered_weights(model: str, uri: str, *, whole: bool = False, file: str = MODEL) -> StartWeights:
     """See `GivesWeights.weights`.
 
     Raises:
@@ -108,11 +108,11 @@ def registered_weights(model: str, uri: str, *, whole: bool = False) -> StartWei
         raise ServiceError(problem, next_step="when it answers again, run the same command") from error
     found = f"models:/{version.name}/{version.version}"
     names = {Path(file.path).name for file in files}
-    part = FOLDER if whole and FOLDER in names else MODEL
+    part = FOLDER if whole and FOLDER in names else file
     if part not in names:
         raise SpecError(
-            f"train.start_from: {found} has no {MODEL}, so it is not a torch model that penstock has registered",
-            next_step="download its weights, and name the file: a .safetensors, or what torch.save made of a state_dict",
+            f"train.start_from: {found} has no {part}, so it is not a model of that framework that penstock has registered",
+            next_step="download its weights, and name the file (docs/recipe.md)",
         )
     read, fetch = partial(_content, f"{folder}/{part}", uri), partial(_fetch, f"{folder}/{part}", uri)
     known = digest or weights_digest(safetensors.torch.load(read()))
@@ -122,7 +122,7 @@ def registered_weights(model: str, uri: str, *, whole: bool = False) -> StartWei
 def _content(artifact: str, uri: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="penstock-weights-") as folder:
         _fetch(artifact, uri, Path(folder))
-        return Path(folder, MODEL).read_bytes()
+        return next(Path(folder).iterdir()).read_bytes()
 
 
 def _fetch(artifact: str, uri: str, into: Path) -> None:

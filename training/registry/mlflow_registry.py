@@ -130,11 +130,11 @@ class MlflowRegistry:
 
         return load_model(f"models:/{name}/{version}", uri)
 
-    def weights(self, uri: str, model: str, *, whole: bool = False) -> StartWeights:
+    def weights(self, uri: str, model: str, *, whole: bool = False, file: str = "model.safetensors") -> StartWeights:
         """See `GivesWeights`."""
         from penstock.training.registry.load import registered_weights
 
-        return registered_weights(model, uri, whole=whole)
+        return registered_weights(model, uri, whole=whole, file=file)
 
 
 def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:

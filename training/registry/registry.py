@@ -181,16 +181,17 @@ class KeepsAliases(Protocol):
 class GivesWeights(Protocol):
     """The method that `train.start_from: models:/...` needs of a registry. Runs in the driver."""
 
-    def weights(self, uri: str, model: str, *, whole: bool = False) -> StartWeights:
+    def weights(self, uri: str, model: str, *, whole: bool = False, file: str = ...) -> StartWeights:
         """Look up the weights of a version; they are fetched when they are read.
 
         Args:
             uri: of the registry, as `default_uri` returns it.
             model: `models:/name@alias` or `models:/name/version`.
             whole: for a function: the folder that was reported, or the weights, by `StartWeights.fetch`.
+            file: with the weights; the default is that of torch models.
 
         Raises:
-            SpecError: there is no such version, or it has no torch weights.
+            SpecError: there is no such version, or it has no such weights.
             ServiceError: the registry does not answer.
         """
         ...

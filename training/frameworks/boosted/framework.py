@@ -80,8 +80,6 @@ class BoostedFramework(OnWorkers):
         problems += [f"params.{name}: {main[name]} is given twice" for name in main if names.count(main[name]) > 1]
         unread = spec.set_by_user(_OF_OTHERS)
         problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
-        if spec.start_from is not None:
-            problems.append("start_from: trees of other rows split at other values; raise epochs, and a finished run grows on")
         if spec.recipe is not None:
             problems.append(f"recipe: trees need no code; params.objective names one of {self._library.name}'s")
         if not spec.set_by_user(["epochs"]) and spec.max_steps is None:

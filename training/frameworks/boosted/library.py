@@ -110,6 +110,18 @@ class Forest(Protocol):
     def gains(self) -> NDArray[np.float64]:
         """Sum the gains of the splits at each feature, [features]."""
 
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the features."""
+
+    @property
+    def objective(self) -> tuple[str, int]:
+        """The library's name of it, and the number of trees in a round."""
+
 
 class Library(ABC):
     """xgboost or lightgbm. Stateless and picklable; its module imports no Ray."""

@@ -13,10 +13,11 @@ from penstock.errors import SpecError
 from penstock.ingest.schema import Split
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
-from penstock.messages import counted
+from penstock.messages import counted, shorten
 from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.start_from import START
 from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.frameworks.boosted.library import Library, ShardTable, Task
+from penstock.training.frameworks.boosted.library import Forest, Library, ShardTable, Task
 from penstock.training.frameworks.boosted.model import BoostedPredicts
 from penstock.training.frameworks.boosted.rounds import BEST_ROUND, PATIENCE, BestRound, FirstRank, Parts, run_rounds
 from penstock.training.job import TrainJob
@@ -77,21 +78,46 @@ def run_boosted_rank(
     train = _shard(job, task, "train", group)
     validation = _shard(job, task, "validation", group) if validates else None
     metrics = validation_metrics(job.spec.checkpoint.best, schema, BoostedPredicts())
-    content, best_round = group.together(lambda: _read(start.checkpoint, library))
+    begun = group.together(lambda: _begun(job, library, task))
+    content, best_round = group.together(lambda: _read(job, start.checkpoint, library))
+    before = begun.rounds if begun is not None else 0
     with ExitStack() as closes:
-        first = FirstRank(job, *start.first_rank(closes, client), start.facts, library.file) if group.is_first else None
+        facts = start.facts
+        first = FirstRank(job, *start.first_rank(closes, client), facts, library.file, before) if group.is_first else None
         network = closes.enter_context(library.joined(group, ray.util.get_node_ip_address()))
         trees = library.trees(task, train, validation, content, network)
-        parts = Parts(job, group, trees, train, validation, metrics, first)
+        if begun is not None and (now := library.forest(trees.content(before)).objective) != begun.objective:
+            raise _unfit(job, f"were grown for {begun.objective[0]}, not for {now[0]}")
+        parts = Parts(job, group, trees, train, validation, metrics, first, before)
         status, end = run_rounds(parts, start.state, best_round)
         written = first.finish() if first is not None else None
     return replace(start.result, status=status, state=end, checkpoint=written or start.result.checkpoint)
 
 
-def _read(checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None, BestRound]:
+def _begun(job: TrainJob, library: Library, task: Task) -> Forest | None:
+    """Read the trees of `train.start_from`. Raises SpecError if they do not fit the rows."""
+    if job.spec.start_from is None:
+        return None
+    with library.reraising():
+        forest = library.forest(job.run_storage.read_bytes(START))
+    names = [name.replace(" ", "_") for name in task.table.names]
+    if [name.replace(" ", "_") for name in forest.names] != names:
+        raise _unfit(job, f"split at {shorten(forest.names)}, and the rows have {shorten(task.table.names)}")
+    classes = task.schema.num_classes or 2
+    if forest.objective[1] != (1 if classes == 2 else classes):
+        raise _unfit(job, f"are {forest.objective[1]} a round, and the label has another number of classes")
+    return forest
+
+
+def _unfit(job: TrainJob, reason: str) -> SpecError:
+    problem = f"train.start_from: the trees of {job.spec.start_from} {reason}"
+    return SpecError(problem, next_step="take it out, or correct preprocess and params")
+
+
+def _read(job: TrainJob, checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None, BestRound]:
     """Read the trees, and the best round so far."""
     if checkpoint is None:
-        return None, BestRound()
+        return job.run_storage.read_bytes(START) if job.spec.start_from is not None else None, BestRound()
     files = checkpoint.storage
     return files.read_bytes(library.file), BestRound.model_validate_json(files.read_bytes(BEST_ROUND))
 

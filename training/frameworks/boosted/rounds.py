@@ -71,6 +71,8 @@ class Parts:
     validation: ShardTable | None
     metrics: MetricSet
     first: FirstRank | None
+    before: int = 0
+    """Rounds of `train.start_from`; others are counted from there."""
 
 
 def rounds_of(spec: TrainSpec) -> int:
@@ -87,7 +89,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
         held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
     while not _over(spec, state, best_round):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        parts.trees.grow(state.step)
+        parts.trees.grow(parts.before + state.step)
         spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         logged: dict[str, float] = {}
         state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
@@ -151,10 +153,14 @@ class FirstRank:
         writer: writes checkpoints in the background.
         facts: the same in every checkpoint of this worker group.
         file: name of the trees in a checkpoint.
+        before: as of `Parts`.
     """
 
-    def __init__(self, job: TrainJob, sender: EventSender, writer: CheckpointWriter, facts: CheckpointFacts, file: str) -> None:
+    def __init__(
+        self, job: TrainJob, sender: EventSender, writer: CheckpointWriter, facts: CheckpointFacts, file: str, before: int
+    ) -> None:
         self._job, self._sender, self._writer, self._facts, self._file = job, sender, writer, facts, file
+        self._before = before
         self._saved_s = time.monotonic()
         self._unsealed: list[Point] = []
         self._now: _Measured | None = None
@@ -216,7 +222,7 @@ class FirstRank:
             "position": state.position,
             "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
         }
-        facts, content = self._facts.model_copy(update=update), trees.content(state.step)
+        facts, content = self._facts.model_copy(update=update), trees.content(self._before + state.step)
         files = {self._file: SavedBytes(content), BEST_ROUND: SavedBytes(best_round.model_dump_json().encode())}
         points = [point for point in self._unsealed if point.step <= state.step]
         self._unsealed = self._unsealed[len(points) :]

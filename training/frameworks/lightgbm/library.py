@@ -133,6 +133,21 @@ class LightgbmForest:
         """Sum the gains; 0 for a feature without a split."""
         return np.asarray(self._booster.feature_importance("gain"), np.float64)
 
+    @property
+    def rounds(self) -> int:
+        """See `Forest`."""
+        return int(self._booster.current_iteration())
+
+    @property
+    def names(self) -> list[str]:
+        """See `Forest`."""
+        return list(self._booster.feature_name())
+
+    @property
+    def objective(self) -> tuple[str, int]:
+        """See `Forest`."""
+        return self._booster.dump_model(num_iteration=1)["objective"], int(self._booster.num_model_per_iteration())
+
 
 _SEEDS = ("feature_fraction_seed", "extra_seed")
 

@@ -121,6 +121,22 @@ class XgboostForest:
         found = self._booster.get_score(importance_type="total_gain")
         return np.asarray([np.sum(found.get(name, 0.0)) for name in names], np.float64)
 
+    @property
+    def rounds(self) -> int:
+        """See `Forest`."""
+        return int(self._booster.num_boosted_rounds())
+
+    @property
+    def names(self) -> list[str]:
+        """See `Forest`."""
+        return list(self._booster.feature_names or ())
+
+    @property
+    def objective(self) -> tuple[str, int]:
+        """See `Forest`."""
+        learner = json.loads(self._booster.save_config())["learner"]
+        return learner["objective"]["name"], max(1, int(learner["learner_model_param"]["num_class"]))
+
 
 def _names_in(config: Any) -> Iterator[str]:
     """Yield the names of all settings of a booster; it ignores other parameters."""

@@ -23,8 +23,10 @@ from sklearn.datasets import load_breast_cancer
 from penstock.errors import PenstockError, PreflightError, SpecError, TrainingError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.plugins import Plugins
+from penstock.storage import Storage
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import START, find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point
 from penstock.training.frameworks.boosted.library import Library, Task
@@ -78,6 +80,18 @@ def boost(group: Group, jobs: list[tuple[str, TrainJob]]) -> list[RankResult | s
     return made
 
 
+def trees_of_one_feature(name: str) -> bytes:
+    rows, labels = np.arange(80.0).reshape(80, 1), np.arange(80) % 2
+    if name == "xgboost":
+        import xgboost
+
+        return bytes(xgboost.train({}, xgboost.DMatrix(rows, labels, feature_names=["x"]), 2).save_raw("ubj"))
+    import lightgbm
+
+    data = lightgbm.Dataset(rows, labels, feature_name=["x"])
+    return lightgbm.train({"verbosity": -1}, data, 2).model_to_string().encode()
+
+
 def boost_in_a_thread(group: Group, job: TrainJob, said: Path) -> None:
     """As the flow tries a model: not in the thread that imported the library. What the process says goes to a file."""
     library("xgboost")
@@ -128,6 +142,29 @@ def test_resumed_boosting_ends_with_same_trees_and_predictions(tmp_path: Path, n
     assert found.metrics["val/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-4)
     assert {"test-confusion_matrix.png", "feature_importance.png"} <= set(found.figures)
     assert found.tables["feature_importance"] == {"column": ["image"], "share": [1.0]}
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_trees_grow_on_those_of_another_run(tmp_path: Path, name: str) -> None:
+    made = {"params": SETTINGS[name][1], "workers": 1, "checkpoint": {"every_s": None, "every_steps": 2}}
+    nine = boosted(tmp_path, name, "nine", **made, epochs=9)
+    run_ranks(boost, 1, [(name, nine), (name, boosted(tmp_path, name, "runs/base", **made, epochs=5))])
+    later = {**made, "start_from": "run:base"}
+    jobs = [
+        boosted(tmp_path, name, "later", **later, epochs=4),
+        boosted(tmp_path, name, "part", **later, epochs=3),
+        boosted(tmp_path, name, "part", **later, epochs=4, attempt=2),
+        boosted(tmp_path, name, "other", **later, epochs=4),
+    ]
+    for job in jobs:
+        find_start("run:base", tmp_path, Storage(str(tmp_path)), file=library(name).file).store(job.run_storage)
+    jobs[-1].run_storage.write_bytes(START, trees_of_one_feature(name))
+    whole, _, rest, refused = run_ranks(boost, 1, [(name, job) for job in jobs])[0]
+    assert (whole.status, whole.state.step, rest.resumed_from_step, rest.state.step) == ("finished", 4, 3, 4)
+    ends = [job_checkpoints(job).committed()[0].manifest.weights_digest for job in (nine, jobs[0], jobs[2])]
+    assert ends[0] == ends[1] == ends[2], "on the same rows five rounds and four are nine"
+    assert "train.start_from: the trees of run:base split at ['x'], and the rows have" in refused
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
