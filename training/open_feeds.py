@@ -83,6 +83,8 @@ class StreamFeeds:
             table_bytes=max(1, int(row_bytes * self.source.preparation.rows_at_once)),
             tasks=stream_tasks(free_cpus, where, living_nodes()),
             where=where,
+            # A function reads as many epochs as it likes.
+            epochs=job.spec.epochs if split == "train" and job.spec.loop is None else 0,
             shared=None if self.shared is None else (self.shared, f"{job.run_storage.root}/{split}"),
             rank=rank,
             world_size=world_size,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,7 @@ class StreamTables:
         table_bytes: about the size of a table; it decides how many tables a task may make ahead.
         tasks: most tasks at a time; the order of rows does not depend on it.
         where: what a task takes, and on which nodes they run.
+        epochs: read one after the other, if known: the tasks of the next one begin when all tables of one have been read.
         shared: the actor of `share_streams`, and this stream's name; without it this rank prepares all rows for itself.
     """
 
@@ -78,40 +79,56 @@ class StreamTables:
     table_bytes: int = 16 << 20
     tasks: int = 1
     where: PrepareSpec = ANYWHERE
+    epochs: int = 0
     shared: tuple[Any, str] | None = None
     rank: int = 0
     world_size: int = 1
+    _begun: dict[tuple[int, int], Iterator[Any]] = field(default_factory=dict, init=False, compare=False)
+    """By epoch and first unit."""
 
     def __call__(self, epoch: int, row: int) -> tuple[int, Iterator[pa.Table]]:
         """Start to prepare the rows of an epoch from the unit of `row` on, and return the unit's first row and the tables."""
         ends = np.cumsum(np.asarray(self.rows, np.int64))
         first = int(ends.searchsorted(row, side="right")) if len(ends) else 0
-        begin = int(ends[first - 1]) if first else 0
+        begun = self._begun.pop((epoch, first), None)
+        self._begun.clear()
+        return int(ends[first - 1]) if first else 0, self._tables(begun or self._begin(epoch, first), epoch)
+
+    def _tables(self, references: Iterator[Any], epoch: int) -> Iterator[pa.Table]:
+        for reference in references:
+            with phase("tasks"), raising_the_original():
+                table: pa.Table = ray.get(reference)
+            yield table
+        if epoch + 1 < self.epochs:  # while the last rows of this one are used
+            self._begun[epoch + 1, 0] = self._begin(epoch + 1, 0)
+
+    def _begin(self, epoch: int, first: int) -> Iterator[Any]:
         if self.shared is None or self.world_size == 1:
-            return begin, _got(self.references(first))
-        return begin, _got(self._shared_references(epoch, first))
-
-    def references(self, first: int) -> Iterator[Any]:
-        """Yield references to the tables from unit `first` on."""
-        room = AHEAD_SHARE * float(ray.cluster_resources().get("object_store_memory", 0.0)) / self.tasks
-        ahead = max(LEAST_AHEAD, int(room / self.table_bytes))
-        units = self.units[first:]
-        how: dict[str, Any] = {"where": self.where, "cpus": STREAM_CPUS, "at_once": self.tasks, "ahead": ahead}
-        return itertools.chain.from_iterable(ray_streams(self.tables_of, units, **how))
-
-    def _shared_references(self, epoch: int, first: int) -> Iterator[Any]:
-        actor, name = self.shared or (None, "")
+            return self.references(first)
+        actor, name = self.shared
         # In a list, so that the actor gets the reference: it needs the stream only when it opens it.
         stream = [ray.put(self)]
-        take = partial(actor.take.remote, (name, epoch, first), stream, self.rank, self.world_size)  # type: ignore[union-attr]
-        following = take(0)
-        for index in itertools.count(1):
-            with phase("tasks"), raising_the_original():
-                found = ray.get(following)
-            if not found:
-                return
-            following = take(index)  # while this table is used
-            yield found[0]
+        take = partial(actor.take.remote, (name, epoch, first), stream, self.rank, self.world_size)
+        return _taken(take, take(0))
+
+    def references(self, first: int) -> Iterator[Any]:
+        """Start tasks for the units from `first` on, and return an iterator over references to their tables."""
+        room = AHEAD_SHARE * float(ray.cluster_resources().get("object_store_memory", 0.0)) / self.tasks
+        ahead = max(LEAST_AHEAD, int(room / self.table_bytes))
+        how: dict[str, Any] = {"where": self.where, "cpus": STREAM_CPUS, "at_once": self.tasks, "ahead": ahead}
+        streams = ray_streams(self.tables_of, self.units[first:], **how)
+        return itertools.chain(next(streams, iter(())), itertools.chain.from_iterable(streams))
+
+
+def _taken(take: Callable[[int], Any], following: Any) -> Iterator[Any]:
+    """Yield references that the actor gives; each is asked for while the table before it is used."""
+    for index in itertools.count(1):
+        with phase("tasks"), raising_the_original():
+            found = ray.get(following)
+        if not found:
+            return
+        following = take(index)
+        yield found[0]
 
 
 def share_streams(ranks: int) -> Any:
@@ -174,10 +191,3 @@ class _OneStream:
             if len(taken) == ranks:
                 del self._waiting[index]
             return reference
-
-
-def _got(references: Iterator[Any]) -> Iterator[pa.Table]:
-    for reference in references:
-        with phase("tasks"), raising_the_original():
-            table: pa.Table = ray.get(reference)
-        yield table
