@@ -347,22 +347,17 @@ def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list
         return [("--set", f"{override!r}: the value is not valid YAML: {getattr(error, 'problem', error)}")]
     parts = key.strip().split(".")
     target: Any = data
-    for depth, part in enumerate(parts[:-1]):
+    for depth, part in enumerate(parts):
+        at: int | str = part
         if isinstance(target, list):
             if not part.isdigit() or int(part) >= len(target):
                 return [("--set", f"{override!r}: {'.'.join(parts[: depth + 1])} is not an index of a list of {len(target)}")]
-            target = target[int(part)]
-        else:
-            if not isinstance(target.get(part), dict | list):
-                target[part] = {}
-            target = target[part]
-    last = parts[-1]
-    if isinstance(target, list):
-        if not last.isdigit() or int(last) >= len(target):
-            return [("--set", f"{override!r}: {last!r} is not an index of a list of {len(target)}")]
-        target[int(last)] = value
-    else:
-        target[last] = value
+            at = int(part)
+        if depth == len(parts) - 1:
+            target[at] = value
+        elif isinstance(target, dict) and not isinstance(target.get(part), dict | list):
+            target[at] = {}
+        target = target[at]
     for stale in [p for p in origins if p == key or p.startswith(f"{key}.")]:
         del origins[stale]
     origins[key.strip()] = f"--set {key.strip()}"

@@ -78,7 +78,7 @@ class RunContext:
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
-        open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
+        open_feeds: how rows are read that are not on disk, once they are ready; see tasks/prepare.py.
         on_points: called with the metric points of training, in order.
         on_report: called with every report of every rank of a function.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.

@@ -21,9 +21,9 @@ from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
-from penstock.tasks.materialize import preparation_of
 from penstock.tasks.model.alias import keeps_aliases, promote
 from penstock.tasks.model.held_out import HeldOut, held_out_of
+from penstock.tasks.prepare import preparation_of
 from penstock.tasks.records.keys import DECIDES
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext

@@ -12,7 +12,7 @@ from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.messages import counted, describe_error, did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.materialize import feed_opener
+from penstock.tasks.prepare import feed_opener
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import framework_versions
 from penstock.tasks.records.ledger import NodeFetches

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.flows.answer import OUT, answer, print_line
-from penstock.flows.options import HERE, File, FileOption, Json, RunName, can_be_written
+from penstock.flows.options import HERE, File, FileOption, Json
 
 __all__ = ["compare", "log", "report", "rows"]
+
+_RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its id or a part of it, last, previous, best, or a version of its model (3, models:/name/3).",
+    ),
+]
+
+
+def _can_be_written(page: Path | None) -> Path | None:
+    """Refuse a file that cannot be made, before the work that fills it."""
+    if page is not None and page.is_dir():
+        raise typer.BadParameter(f"{str(page)!r} is a folder; name a file in it")
+    if page is not None and not page.parent.is_dir():
+        folder = shlex.quote(str(page.parent))
+        raise typer.BadParameter(f"{str(page)!r} lies in a folder that does not exist; first: mkdir -p {folder}")
+    return page
 
 
 def log(
@@ -31,8 +50,8 @@ def log(
 
 
 def compare(
-    before: RunName,
-    after: RunName = "last",
+    before: _RunName,
+    after: _RunName = "last",
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -49,9 +68,9 @@ def compare(
 
 
 def report(
-    name: RunName = "last",
+    name: _RunName = "last",
     output: Annotated[
-        Path | None, typer.Option(callback=can_be_written, help="File to write.", show_default="RUN.html")
+        Path | None, typer.Option(callback=_can_be_written, help="File to write.", show_default="RUN.html")
     ] = None,
     file: FileOption = None,
     as_json: Json = False,
@@ -73,7 +92,7 @@ def report(
 
 
 def rows(
-    name: RunName,
+    name: _RunName,
     step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
     limit: Annotated[int | None, typer.Option(min=1, help="List only this many of its rows.")] = None,
     file: FileOption = None,

@@ -42,7 +42,7 @@ from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.messages import run_command
 from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.prepare import MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.keys import StageKey, stage_keys

@@ -32,7 +32,7 @@ from penstock.ingest.prepare import ANYWHERE
 from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom, mixes_like, window_runs
 from penstock.messages import counted, run_command
 from penstock.tasks.all_stages import ALL_STAGES
-from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.prepare import MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.records.ledger import Ledger, Run

@@ -14,7 +14,7 @@ from penstock.errors import DataError
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
-from penstock.tasks.rows import READ as STAGE
+from penstock.tasks.prepare import READ as STAGE
 from tests.ingest.reading import listed
 
 pytestmark = [pytest.mark.drill, pytest.mark.slow]

@@ -28,7 +28,7 @@ from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_sou
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.stores import StoreSpec, use_stores
-from penstock.tasks.rows import READ as STAGE
+from penstock.tasks.prepare import READ as STAGE
 from tests.ingest.reading import read_rows, write_files
 
 FIRST = pa.table({"x": [1, 2, 3], "kind": ["a", "b", "a"]})

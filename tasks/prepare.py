@@ -1,4 +1,7 @@
-"""The materialize stage: prepared rows as an immutable cached dataset, in Ray's object store, or only counted and described."""
+"""The stages read, preprocess and materialize: which rows are there, what do transforms learn of them, how are they kept?
+
+Prepared rows are an immutable cached dataset, in Ray's object store, or only counted and described.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,11 @@ from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
+from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
+from penstock.ingest.read.inspection import is_much
+from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
 from penstock.plugins import optional
@@ -28,7 +36,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
-__all__ = ["STAGE", "feed_opener", "preparation_of"]
+__all__ = ["MATERIALIZE", "PREPROCESS", "READ", "feed_opener", "preparation_of"]
 
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
@@ -37,6 +45,43 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 
 _MOST_CLASSES = 20
 """A label of more whole floats is a quantity, such as an age."""
+
+
+def _read(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    data, files = ctx.project.source, ctx.project.files
+    parallel = ctx.parallel("read") if is_much(data, files) else None
+    if parallel is not None:
+        ctx.need_ray()
+    # With `cache: none` the rows are prepared in every epoch, and a copy would have to stay as long.
+    keep = ctx.project.spec.materialize.cache != "none"
+    snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel, keep=keep)
+    return with_strata(data, snapshot, parallel).model_dump(mode="json"), "ran"
+
+
+def _read_facts(output: dict[str, Any]) -> Facts:
+    snapshot = SourceSnapshot.model_validate(output)
+    size = sum(file.size_bytes for file in snapshot.files)
+    versions = sorted({file.state.replace("-", " ", 1) for file in snapshot.files if file.state})
+    return (
+        *((snapshot.format, version) for version in versions),
+        ("rows", f"{snapshot.rows:,}"),
+        ("files", f"{len(snapshot.files):,}"),
+        ("size", f"{size / 1e6:,.1f} MB"),
+        ("columns", ", ".join(f"{column.name}: {column.type}" for column in snapshot.columns)),
+    )
+
+
+def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    spec = ctx.project.spec
+    if needs_fit(spec.preprocess):
+        ctx.need_ray()
+    progress, parallel = ctx.reporter.progress("preprocess"), ctx.parallel("preprocess")
+    fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=parallel)
+    return fitted.model_dump(mode="json"), "ran"
+
+
+def _preprocess_facts(output: dict[str, Any]) -> Facts:
+    return (("transforms", str(len(FittedPreprocess.model_validate(output).steps))),)
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -78,7 +123,7 @@ def _put(ctx: RunContext) -> DatasetManifest:
     return manifest
 
 
-def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+def _materialize(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.need_ray()
     if ctx.project.spec.materialize.cache == "disk":
         manifest = _put_on_disk(ctx)
@@ -194,7 +239,7 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     return None
 
 
-def _facts(output: dict[str, Any]) -> Facts:
+def _materialize_facts(output: dict[str, Any]) -> Facts:
     manifest = DatasetManifest.model_validate(output)
     shards, size = manifest.num_shards, sum(manifest.table.size_bytes.values())
     return (
@@ -237,4 +282,8 @@ def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
     return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.num_shards else ctx.project.spec.data.train
 
 
-STAGE = Stage("materialize", _run, _facts, _verify, publish=_show)
+READ = Stage("read", _read, _read_facts)
+
+PREPROCESS = Stage("preprocess", _preprocess, _preprocess_facts)
+
+MATERIALIZE = Stage("materialize", _materialize, _materialize_facts, _verify, publish=_show)

@@ -19,7 +19,7 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
-from penstock.tasks.materialize import STAGE
+from penstock.tasks.prepare import MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import VerifyContext
@@ -54,9 +54,9 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
         parallel=lambda _stage: local_map,
         warn=warned.append,
     )
-    found, _ = STAGE.run(ctx)
-    shown = dict(STAGE.facts(found))
-    assert shown == dict(STAGE.facts(json.loads(json.dumps(found, sort_keys=True))))  # as it is read from its record
+    found, _ = MATERIALIZE.run(ctx)
+    shown = dict(MATERIALIZE.facts(found))
+    assert shown == dict(MATERIALIZE.facts(json.loads(json.dumps(found, sort_keys=True))))  # as it is read from its record
     return shown.get("classes", ""), warned
 
 
@@ -180,7 +180,7 @@ def test_rows_in_memory_are_prepared_again_only_for_training(
     tmp_path: Path, cache: str, will_train: bool, doubted: bool
 ) -> None:
     context = VerifyContext(project(tmp_path, f"materialize.cache={cache}"), "run", deep=will_train, will_train=will_train)
-    problem = STAGE.verify(context, output())
+    problem = MATERIALIZE.verify(context, output())
     assert (problem is not None) == doubted
     if problem is not None:
         assert "cache: memory" in problem
