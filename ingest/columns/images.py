@@ -15,9 +15,20 @@ import pyarrow as pa
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from penstock.ingest.columns.deep_images import DeepImage, deep_values, in_8_bits, is_deep, upright
+from penstock.plugins import needed
 
-__all__ = ["IMAGE_FORMATS", "Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
+__all__ = [
+    "DEEP_MODES",
+    "IMAGE_FORMATS",
+    "DeepImage",
+    "Fit",
+    "ImageMode",
+    "decode_image",
+    "holds_images",
+    "jpeg_size",
+    "pixel_bytes",
+    "upright",
+]
 
 
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
@@ -55,8 +66,29 @@ _PLAIN_COLORS = {"RGB": "YCbCr", "L": "Gray"}
 _MANY_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 """From here on Pillow warns, and then refuses."""
 
+DEEP_MODES = ("I", "F")
+"""Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
+
+_PNG_BITS_AT = 24
+"""Where a PNG holds the number of bits of a channel."""
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By the number of the orientation in EXIF; 1 is upright."""
+
 _DEEP_TIMES = 4
 """So many times the memory of other images one with more than 8 bits a channel takes while it is decoded."""
+
+
+class DeepImage(ValueError):
+    """An image with more than 8 bits a channel, whose values would not survive."""
 
 
 def holds_images(kind: pa.DataType) -> bool:
@@ -101,10 +133,11 @@ def decode_image(
             if mode == "mask":
                 classes = Image.fromarray(_mask_numbers(image, content))
                 return _put(np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST)), out)
-            if is_deep(image, content):
+            if _is_deep(image, content):
                 if value_range is None:
                     raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits a channel, or are floats")
-                turned = in_8_bits(deep_values(image, content), *value_range).convert(mode)
+                in_8_bits = needed("penstock.ingest.columns.deep.values:in_8_bits", "an image of more than 8 bits")
+                turned = in_8_bits(image, content, *value_range).convert(mode)
             else:
                 if size is not None:
                     _decode_smaller(image, *size)
@@ -117,6 +150,23 @@ def decode_image(
         raise OSError(f"damaged: {type(error).__name__}: {error}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     return _put(pixels, out) if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size, out)
+
+
+def _is_deep(image: ImageFile.ImageFile, content: bytes | memoryview) -> bool:
+    """Whether an image that is open, and not loaded, has more than 8 bits a channel by the header of its file."""
+    if image.mode.startswith(DEEP_MODES):
+        return True
+    if image.format == "PNG":
+        return content[_PNG_BITS_AT] > 8
+    bits: Any = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (1,))
+    return max(bits) > 8
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image by its orientation alone. Pillow's function also writes the EXIF anew, which fails for odd values."""
+    image.load()
+    turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _refuse_cut_jpeg(content: bytes | memoryview) -> None:
@@ -204,7 +254,7 @@ def pixel_bytes(content: bytes | memoryview) -> int:
         return 4 * size[0] * size[1]
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            return 4 * image.width * image.height * (_DEEP_TIMES if is_deep(image, content) else 1)
+            return 4 * image.width * image.height * (_DEEP_TIMES if _is_deep(image, content) else 1)
     except Exception:  # of any class, from a decoder of Pillow; decoding the image reports it
         return 0
 

@@ -13,9 +13,8 @@ from pydantic import PositiveInt
 from penstock.config import Section
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.deep_images import DeepImage
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
-from penstock.ingest.columns.images import Fit, ImageMode, decode_image, holds_images
+from penstock.ingest.columns.images import DeepImage, Fit, ImageMode, decode_image, holds_images
 from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
