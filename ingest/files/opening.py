@@ -44,9 +44,6 @@ _PROBE_S = 2.0
 
 _STREAM_BYTES = 1 << 20
 
-_WINDOW_BYTES = 1 << 20
-"""A longer line is not begun within."""
-
 _LINE_BYTES = 256 << 20
 """A longer line is refused: it is held whole, a few times while its row is made."""
 

@@ -64,12 +64,8 @@ class CsvReader(Reader):
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = None if data.read_columns is None else frozenset(data.read_columns)
 
-    def inspect(self, file: SourceFile) -> FileFacts:
+    def inspect(self, file: SourceFile, keep: Keep | None = None) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
-        return self.look_through(file, None)
-
-    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
-        """See `Reader.look_through`."""
         header = self._header(file)
         cells, rows, lines = self._seen(file, header, self._form.open(file), keep)
         line_is_row = lines.count == rows + self._before_rows

@@ -67,12 +67,8 @@ class JsonReader(Reader):
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = None if data.read_columns is None else dict.fromkeys(data.read_columns)
 
-    def inspect(self, file: SourceFile) -> FileFacts:
+    def inspect(self, file: SourceFile, keep: Keep | None = None) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        return self.look_through(file, None)
-
-    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
-        """See `Reader.look_through`."""
         if self._marks and self._types:
             keep = None  # what does not read as a given type is null here, and is not marked
         return self._seen(file, file_blocks(file), keep)

@@ -57,7 +57,8 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
 CUT_BYTES = 64 << 20
 
 Keep = Callable[[pa.Table | pa.RecordBatch | None], None]
-"""See `Reader.look_through`."""
+"""Takes all rows, in their order, as `tables` would give them if the source has the types that were found so far; None once it
+would give others."""
 
 
 class MostlyNumbers(NamedTuple):
@@ -103,7 +104,7 @@ class Reader(Protocol):
     penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
 
     hands_on_rows: bool = False
-    """Whether `look_through` passes on the rows that it parses; else they are not kept."""
+    """Whether `inspect` takes a second argument, a `Keep` that gets the rows that it parses; else they are not kept."""
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Look through a file that is not empty, in bounded memory: its columns, in canonical types, and its number of rows.
@@ -121,15 +122,6 @@ class Reader(Protocol):
             Exception: any; the file is then inspected as a whole, which finds its problems.
         """
         return None
-
-    def look_through(self, file: SourceFile, keep: Keep | None) -> FileFacts:
-        """As `inspect`, but pass on the rows that are parsed.
-
-        Args:
-            keep: takes all rows, in their order, as `tables` would give them if the source has the types that were found here;
-                None once it would give others. A reader that does not call it is read again.
-        """
-        return self.inspect(file)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield all rows in the order of the file, the same each time, in bounded memory.

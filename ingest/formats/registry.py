@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from penstock.errors import PreflightError
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
@@ -41,6 +40,7 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "sql": f"{_SOURCES}.sql:SqlFormat",
         "python": f"{_SOURCES}.python:PythonFormat",
     },
+    needs=("extensions", "Options", "listing", "reader"),
 )
 """Name in `data.format` to the format's class."""
 
@@ -50,15 +50,9 @@ def format_named(name: str) -> Format:
 
     Raises:
         SpecError: the name is unknown; the message lists the known ones.
-        PreflightError: its package cannot be imported, or adds something else than a format.
+        PreflightError: its package cannot be imported, or adds something other than a format.
     """
-    found = FORMATS.get(name)
-    if Format not in getattr(found, "__mro__", ()):
-        raise PreflightError(
-            f"the format {name!r} of {FORMATS.origin(name)} is {found!r}, not a class derived from {Format.__module__}.Format",
-            next_step=f"correct the entry point {name!r} of the group {FORMATS.group}, or the class",
-        )
-    return found()
+    return FORMATS.get(name)()
 
 
 def format_of(data: DataSpec) -> Format:

@@ -128,8 +128,8 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
             nullcontext() if keep is None else keep(keep_for, file) as copy,
             unchanged(() if reader.one_row_per_file else (file,)),
         ):
-            found = reader.look_through(file, copy.add if copy else None)
-            count_rows(found.rows if isinstance(found, FileFacts) else 0, file.size_bytes)
+            found = reader.inspect(file, *([copy.add] if copy else []))
+            count_rows(found.rows, file.size_bytes)
             return found
     except PenstockError as error:
         return error

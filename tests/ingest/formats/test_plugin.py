@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,11 @@ def test_the_reader_of_the_page_names_a_broken_row(tmp_path: Path, site: Path, m
 
 
 def test_a_class_that_is_no_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "FORMATS", Plugins("format", "penstock.formats", {"csv": "collections:OrderedDict"}))
-    with pytest.raises(PreflightError, match=r"the format 'csv' .*OrderedDict.* not a class derived from .*Format"):
-        registry.format_named("csv")
+    odd = EntryPoint("odd", "collections:OrderedDict", registry.FORMATS.group)
+    monkeypatch.setattr("penstock.plugins.entry_points", lambda group: [odd])
+    monkeypatch.setattr(registry, "FORMATS", Plugins("format", odd.group, {}, registry.FORMATS._needs))
+    with pytest.raises(PreflightError, match=r"the format 'odd' .*OrderedDict.* has no extensions, Options, listing, reader"):
+        registry.format_named("odd")
 
 
 def test_a_format_with_options_cannot_have_the_name_of_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
