@@ -205,7 +205,12 @@ _PANELS: dict[str, tuple[Callable[..., None] | str, ...]] = {
     ),
     "Look back at runs": (
         *(status, "penstock.flows.history.command:log", "penstock.flows.history.command:compare"),
-        *("penstock.flows.history.command:report", "penstock.flows.history.command:rows", ui),
+        *(
+            "penstock.flows.history.command:report",
+            "penstock.flows.history.command:rows",
+            ui,
+            "penstock.flows.export.command:export",
+        ),
     ),
     "Use models, and operate": (
         *("penstock.flows.predict.command:predict", rollback, "penstock.flows.retention.command:clean"),

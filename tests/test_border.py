@@ -118,7 +118,7 @@ def test_core_alone_imports(core: Path) -> None:
 def test_core_alone_lists_its_own_verbs(core: Path) -> None:
     verbs = {name for name in re.findall(r"^\W+(\w+)  ", python(core, "-m", "penstock", "--help", COLUMNS="200"), re.MULTILINE)}
     assert {"run", "check", "plan", "status", "rollback", "ui"} <= verbs
-    assert not verbs & {"probe", "tune", "predict", "deploy", "doctor", "clean", "log", "compare", "report", "rows"}
+    assert not verbs & {"probe", "tune", "predict", "deploy", "doctor", "clean", "log", "compare", "report", "rows", "export"}
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import typer
 from penstock.flows.answer import OUT, answer, print_line
 from penstock.flows.options import HERE, File, FileOption, Json
 
-__all__ = ["compare", "log", "report", "rows"]
+__all__ = ["RunName", "compare", "log", "report", "rows"]
 
-_RunName = Annotated[
+RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
@@ -50,8 +50,8 @@ def log(
 
 
 def compare(
-    before: _RunName,
-    after: _RunName = "last",
+    before: RunName,
+    after: RunName = "last",
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +68,7 @@ def compare(
 
 
 def report(
-    name: _RunName = "last",
+    name: RunName = "last",
     output: Annotated[
         Path | None, typer.Option(callback=_can_be_written, help="File to write.", show_default="RUN.html")
     ] = None,
@@ -92,7 +92,7 @@ def report(
 
 
 def rows(
-    name: _RunName,
+    name: RunName,
     step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
     limit: Annotated[int | None, typer.Option(min=1, help="List only this many of its rows.")] = None,
     file: FileOption = None,
