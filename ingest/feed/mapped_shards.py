@@ -167,8 +167,7 @@ def most_of_a_rank(order: Order, sizes: NDArray[np.int64], part: FeedShare) -> d
     """
     whole, world_size = int(sizes.sum()), part.world_size
     one = whole / len(sizes)
-    positions = part.positions(order.epoch_rows)
-    batches, last = divmod(positions, part.batch_rows)
+    batches, last = divmod(positions := part.positions(order.epoch_rows), part.batch_rows)
     rows = batches * -(-part.batch_rows // world_size) + -(-last // world_size)
     at_once = 2 if order.mode == "none" else len(sizes)
     if order.lanes == 1:

@@ -97,14 +97,7 @@ class LaneRows:
     """
 
     def __init__(
-        self,
-        shards: ArrayLike,
-        lanes: int,
-        seed: int,
-        window_rows: int = 0,
-        run_rows: int = 0,
-        *,
-        stored: bool = False,
+        self, shards: ArrayLike, lanes: int, seed: int, window_rows: int = 0, run_rows: int = 0, *, stored: bool = False
     ) -> None:
         sizes = np.asarray(shards, np.int64)
         self.rows, self.lanes, self._seed, self._stored = int(sizes.sum()), lanes, seed, stored

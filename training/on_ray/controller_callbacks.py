@@ -25,10 +25,7 @@ __all__ = ["FixedWorkers", "NoRetryOfUserErrors", "ReportsToDriver", "keep_ranks
 class ReportsToDriver(ControllerCallback):
     """Puts the controller's actor handle into the mailbox, without which a driver can only wait for `fit()`, not end it.
 
-    Also reports lost workers and the start of a worker group, before it runs.
-
-    Args:
-        hosts: as for `keep_ranks_on_their_nodes`.
+    Also reports lost workers and the start of a worker group, before it runs. `hosts` are for `keep_ranks_on_their_nodes`.
     """
 
     def __init__(self, mailbox: MailboxHandle, hosts: Sequence[str] = ()) -> None:
