@@ -115,6 +115,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@for format in parquet csv json one; do .venv-bench/bin/python -m benchmarks.prepare --format $$format; done
 	@.venv-bench/bin/python -m benchmarks.prepare_images
 	@$(BIN)/python -m benchmarks.growth
+	@$(BIN)/python -m benchmarks.scale
 	@$(BIN)/python -m benchmarks.start
 	@$(BIN)/python -m benchmarks.large
 	@$(BIN)/python -m benchmarks.tune

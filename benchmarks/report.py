@@ -61,6 +61,15 @@ Making and packing what is logged of every step takes
 Checkpoints are written by a thread of rank 0, beside the steps: one every 10 s costs less than 2 %.
 """
 
+SCALE = """\
+## A million shards, a thousand ranks
+
+Does anything grow with shards, ranks or runs? Shards have a million rows, so the right column is 10^12 rows; a feed is that of
+the last of 1,024 ranks, each with 256 rows of a step. Contents are faked: all shards are one file, and a store makes up what it
+lists, without a network. All else is what a run does. Each figure is of a process of its own; seconds are CPU seconds. `plan`
+checks every shard in the store, as a run that reuses them does; a listing of a store has 1,000 names a request.
+"""
+
 PREPARE = """\
 ## Preparing rows
 
@@ -236,7 +245,7 @@ def main() -> None:
     for library in ("xgboost", "lightgbm"):
         lines += _section(f"boosted_{library}", BOOSTED, "seconds", "seconds", "by hand = 1")
     lines += _frameworks()
-    lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _large() + _growth()
+    lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _large() + _growth() + _scale()
     lines += _section("tune", TUNE, "seconds", "seconds", "by hand = 1")
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
     _draw(feed)
@@ -320,6 +329,33 @@ def _growth() -> list[str]:
     ]
     head = ["| rows | feed | order alone |", "|---|---|---|"]
     return [GROWTH.format(**found), _machine(found["machine"]), "", *head, *rows, ""]
+
+
+def _scale() -> list[str]:
+    found = _read("scale")
+    if found is None:
+        return []
+    few, many = list(next(iter(found["feed"].values())))
+    lines = [SCALE, _machine(found["machine"]), "", f"| | {int(few):,} shards | {int(many):,} |", "|---|---|---|"]
+
+    def row(title: str, of: dict[str, dict[str, float]], value: str, unit: str) -> None:
+        lines.append(f"| {title} | " + " | ".join(f"{_short(one[value])} {unit}".strip() for one in of.values()) + " |")
+
+    for name, of in found["feed"].items():
+        row(f"{name}: a rank opens its feed", of, "open_cpu_s", "s")
+        row(f"{name}: its memory, {_short(of[few]['imports_mb'])} MB of it imports", of, "peak_mb", "MB")
+        row(f"{name}: row ids of a batch", of, "batch_ids_ms", "ms")
+        row(f"{name}: shards fetched by a rank in an epoch", of, "fetches_an_epoch", "")
+    row("`penstock plan`, rows in a store", found["plan"], "cpu_s", "s")
+    row("requests of it", found["plan"], "requests", "")
+    row("its memory", found["plan"], "peak_mb", "MB")
+    row("listing as many objects", found["listing"], "cpu_s", "s")
+    row("its memory", found["listing"], "peak_mb", "MB")
+    few, many = list(found["ledger"])
+    lines += ["", f"| | {few} runs | {int(many):,} |", "|---|---|---|"]
+    for verb in ("status", "log", "plan"):
+        row(f"`penstock {verb}`", found["ledger"], f"{verb}_cpu_s", "s")
+    return [*lines, ""]
 
 
 def _machine(machine: dict[str, Any]) -> str:

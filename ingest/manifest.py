@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from penstock.config import Section
-from penstock.digest import bytes_digest
+from penstock.digest import bytes_digest, file_digest
 from penstock.errors import DataError
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.storage import Storage
@@ -102,13 +101,15 @@ class Shards(Sequence[ShardInfo]):
 
     def __iter__(self) -> Iterator[ShardInfo]:
         for begin in range(0, len(self), _SOME):
-            for row in self._table.slice(begin, _SOME).to_pylist():
-                yield _info(**row)
+            columns = self._table.slice(begin, _SOME).columns
+            plain = (column.dictionary_decode() if column.type == _REPEATED else column for column in columns)
+            yield from map(_info, *(column.to_pylist() for column in plain))
 
     @property
     def content(self) -> str:
         """Digest of the shards' digests, in order."""
-        return bytes_digest(b"".join(self._table.column("digest").to_pylist()))
+        column = self._table.column("digest")
+        return bytes_digest(memoryview(column.buffers()[1])[16 * column.offset : 16 * (column.offset + len(column))])
 
     @property
     def units(self) -> list[str]:
@@ -119,7 +120,8 @@ class Shards(Sequence[ShardInfo]):
 
 def _info(unit: str, name: str, split: Split, rows: int, size_bytes: int, digest: bytes) -> ShardInfo:
     path = unit_path(unit, name)
-    return ShardInfo(path=path, split=split, rows=rows, size_bytes=size_bytes, digest=digest.hex(), unit=unit)
+    # Without checks: the table was checked as a whole.
+    return ShardInfo.model_construct(path=path, split=split, rows=rows, size_bytes=size_bytes, digest=digest.hex(), unit=unit)
 
 
 class ShardTable(Section):
@@ -181,8 +183,11 @@ class ShardTable(Section):
         table = pa.ipc.open_file(self._file).get_batch(0)
         if split is None:
             return Shards(table)
-        begin = max(0, pc.index(table.column("split").cast(pa.string()), split).as_py())
-        return Shards(table.slice(begin, self.counts.get(split, 0)))
+        splits = table.column("split")
+        if split not in self.counts:
+            return Shards(table.slice(0, 0))
+        is_split = splits.indices.to_numpy() == splits.dictionary.to_pylist().index(split)
+        return Shards(table.slice(int(is_split.argmax()), self.counts[split]))
 
 
 class DatasetManifest(Section):
@@ -254,12 +259,14 @@ class DatasetManifest(Section):
 def _read_table(storage: Storage, path: str, digest: str) -> pa.Buffer:
     try:
         if storage.is_local:
-            file = pa.memory_map(str(storage.local_path(path))).read_buffer()
+            local = storage.local_path(path)
+            found, file = file_digest(local), pa.memory_map(str(local)).read_buffer()  # not read through the map: it would stay
         else:
             file = _fetched.get(digest) or pa.py_buffer(storage.read_bytes(path))
+            found = bytes_digest(memoryview(file))
     except FileNotFoundError as error:
         raise DataError(f"{storage.uri(path)} is missing: the table of the dataset's shards", next_step=_AGAIN) from error
-    if bytes_digest(memoryview(file)) != digest:
+    if found != digest:
         raise DataError(f"{storage.uri(path)} has another content than its manifest names", next_step=_AGAIN)
     if not storage.is_local:
         _fetched.clear()

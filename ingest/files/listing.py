@@ -294,31 +294,33 @@ def list_location(
         _refuse_dataset_dicts(called, fs, [] if whole else [root], found)
         _refuse_dangling(wanted)
         prints = fingerprints(fs, wanted, by_content=is_local(uri))
+        left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
+        others = [] if wanted else sorted(found)
+        found.clear()  # of millions, a store's facts are dropped one by one as files are made of them
         files = [
             SourceFile.model_construct(  # without the checks, and one set of names: there may be millions
                 _LISTED,
                 uri=full if is_local(uri) else "::".join([fs.unstrip_protocol(full), *behind]),
                 name=names[full],
                 location=split,
-                size_bytes=int(info["size"] or 0),
+                size_bytes=int(wanted.pop(full)["size"] or 0),
                 fingerprint=fingerprint,
             )
-            for (full, info), fingerprint in zip(wanted.items(), prints, strict=True)
+            for full, fingerprint in zip([*wanted], prints, strict=True)
         ]
     except PenstockError:
         raise
     except Exception as error:  # every store has errors of its own
         raise listing_problem(called, uri, error) from error
     if not files:
-        skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(found)]
+        skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in others]
         raise DataError(
             f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
-            next_step=_describe_formats(found)
+            next_step=_describe_formats(others)
             or f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
-    left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
     return Listing(files, left_out)
 
 

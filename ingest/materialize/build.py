@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable, manifest_path
+from penstock.ingest.manifest import UNIT_RECORD, DatasetManifest, ShardInfo, ShardTable, manifest_path, unit_path
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
     FILE_NAME,
@@ -54,6 +54,12 @@ __all__ = ["damaged_shards", "materialize", "plan_jobs"]
 
 _UNITS_PER_TASK, _TASKS_PER_CPU, _TASKS_PER_GPU = 4, 2, 8
 """Upper limit of the units of a task, and lower limit of the tasks for each CPU; tasks for each GPU."""
+
+_SHARDS_AT_ONCE = 1 << 14
+"""Shards that are objects at the same time while all are checked."""
+
+_UNITS_LISTED_ONE_BY_ONE = 1024
+"""For more units of a store, the folder of all units is listed: a thousand files a request, where a unit has a few."""
 
 LISTINGS_AT_ONCE = 16
 """Parallel listings of a store: each takes some 20 ms."""
@@ -178,10 +184,20 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
         before
             and its times are unchanged.
     """
-    units: dict[str, list[ShardInfo]] = {}
-    for shard in manifest.opened(storage).shards:
-        units.setdefault(shard.unit, []).append(shard)
+    shards = manifest.opened(storage).shards
+    listed = storage.tree("units") if not storage.is_local and manifest.units > _UNITS_LISTED_ONE_BY_ONE else None
+    parts = (shards[begin : begin + _SHARDS_AT_ONCE] for begin in range(0, len(shards), _SHARDS_AT_ONCE))
+    return [shard for part in parts for shard in _damaged(storage, part, listed, deep)]
 
+
+def _damaged(storage: Storage, shards: Iterable[ShardInfo], listed: Mapping[str, int] | None, deep: bool) -> list[ShardInfo]:
+    units: dict[str, list[ShardInfo]] = {}
+    for shard in shards:
+        units.setdefault(shard.unit, []).append(shard)
+    if listed is not None:
+        committed = {unit for unit in units if unit_path(unit, UNIT_RECORD) in listed}
+        every = (shard for of_unit in units.values() for shard in of_unit)
+        return [shard for shard in every if shard.unit not in committed or listed.get(shard.path) != shard.size_bytes]
     with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
         incomplete = pool.map(lambda unit: incomplete_shards(storage, unit, units[unit]), units)
         damaged = {shard.path for found in incomplete for shard in found}

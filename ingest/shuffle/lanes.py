@@ -42,6 +42,9 @@ _CHUNK = 15_000
 _BUCKETS = 8
 """Least number of buckets per part in the table that finds a row's part; each bucket is 8 bytes."""
 
+_MANY = 1 << 16
+"""The table of more parts is out of the processor's caches in any case: it is kept small, with a bucket or two a part."""
+
 _MOST_ENDS_INSIDE = 4
 """If a bucket holds the ends of more parts, a binary search is as fast."""
 
@@ -67,18 +70,17 @@ class PartOf:
 
     def __init__(self, ends: Ids) -> None:
         self._ends = ends
-        rows = int(ends.max(initial=0))
-        self._shift = max(0, (rows // (_BUCKETS * max(1, len(ends)))).bit_length() - 1)
-        firsts = np.arange(0, rows, 1 << self._shift)
-        self._table = ends.searchsorted(firsts, side="right")
-        last = ends.searchsorted(np.minimum(firsts + (1 << self._shift), rows) - 1, side="right")
-        self._ends_inside = int((last - self._table).max(initial=0))
+        rows, many = int(ends.max(initial=0)), len(ends) > _MANY
+        self._shift = max(0, (rows // ((1 if many else _BUCKETS) * max(1, len(ends)))).bit_length() - 1)
+        found = ends.searchsorted(np.arange(0, rows + (1 << self._shift), 1 << self._shift), side="right")
+        self._ends_inside = int(np.diff(found).max(initial=0))
+        self._table = found.astype(np.int32) if many else found
 
     def __call__(self, ids: Ids) -> Ids:
         """Return the part of each row: int64, shape (n,) to (n,)."""
         if self._ends_inside > _MOST_ENDS_INSIDE:
             return self._ends.searchsorted(ids, side="right")
-        parts = self._table.take(ids >> self._shift)
+        parts: Ids = self._table.take(ids >> self._shift).astype(np.int64, copy=False)
         for _ in range(self._ends_inside):
             parts += ids >= self._ends.take(parts)
         return parts
@@ -116,7 +118,7 @@ class LaneRows:
         if window_rows:
             least = 1 if run_rows else self._mean_part_rows
             self.windows = max(1, int(self._lane_rows / max(least, window_rows / lanes)))
-        self._parts = functools.lru_cache(maxsize=2)(self._parts_of)
+        self._parts = functools.lru_cache(maxsize=1)(self._parts_of)
         self._network = functools.lru_cache(maxsize=4)(self._network_of)
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
@@ -170,13 +172,23 @@ class LaneRows:
     def _parts_of(self, epoch: int) -> tuple[PartOf, Ids]:
         """Order each lane's parts for an epoch. Returns also the difference of a row's id and its place in that order."""
         lengths = np.diff(self._part_begins, append=self.rows)
-        order = np.arange(len(lengths))
-        if self.windows > 1:
-            lane = np.searchsorted(self._begins, self._part_begins, side="right").astype(np.uint64)
-            hashed = mix_words((order + 1).astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(self._word(epoch, _PARTS)))
-            order = np.argsort(lane << np.uint64(48) | hashed >> np.uint64(16), kind="stable")
-        ends = np.cumsum(lengths[order])
-        return PartOf(ends), self._row_0[order] - (ends - lengths[order])
+        if self.windows == 1:
+            return PartOf(self._part_begins + lengths), self._row_0 - self._part_begins
+        order = np.argsort(self._part_words(epoch), kind="stable")
+        lengths = lengths[order]
+        ends = np.cumsum(lengths)
+        lengths -= ends
+        lengths += self._row_0[order]
+        return PartOf(ends), lengths
+
+    def _part_words(self, epoch: int) -> NDArray[np.uint64]:
+        """Return what each lane's parts are sorted by: the lane, and 48 hashed bits. In place: there may be two million."""
+        words = np.arange(1, len(self._part_begins) + 1, dtype=np.uint64)
+        words *= np.uint64(GOLDEN)
+        words += np.uint64(self._word(epoch, _PARTS))
+        words = mix_words(words) >> np.uint64(16)
+        words |= np.searchsorted(self._begins, self._part_begins, side="right").astype(np.uint64) << np.uint64(48)
+        return words
 
     def _network_of(self, epoch: int, window: int) -> _Network:
         last = window == self.windows - 1

@@ -58,7 +58,8 @@ class ShardRows(Section):
     def of(cls, rows: ArrayLike) -> ShardRows:
         """Describe the rows of some shards, and hold them."""
         held = np.asarray(rows, np.int64)
-        made = cls(digest=bytes_digest(held.astype("<i8", copy=False).tobytes()) if len(held) else "", count=len(held))
+        content = held.astype("<i8", order="C", copy=False).view(np.uint8)
+        made = cls(digest=bytes_digest(content.data) if len(held) else "", count=len(held))
         made._rows = held
         return made
 

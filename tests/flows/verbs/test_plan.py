@@ -93,10 +93,12 @@ def test_damaged_prepared_rows_are_planned_to_run(tmp_path: Path, damage: str) -
     project, ledger = loaded.project, Ledger(Storage(loaded.spec.storage))
     source = Source(file.parent, loaded.spec.data, list(loaded.spec.preprocess))
     manifest = source.materialize(project.storage)
+    order = train_order(project.spec.shuffle, manifest, project.spec.train.batch_rows)
     for stage, output in (
         ("read", source.snapshot().model_dump(mode="json")),
         ("preprocess", source.fit().model_dump(mode="json")),
         ("materialize", manifest.model_dump(mode="json")),
+        ("shuffle", {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}),
     ):
         key = stage_keys(project, ledger.stage_output)[stage].key
         record = StageRecord(stage=stage, key=key, inputs={}, output=output, seconds=0, made=utc_now())

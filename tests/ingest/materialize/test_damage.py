@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -30,3 +31,19 @@ def test_new_shards_are_not_read_for_digests(tmp_path: Path, monkeypatch: pytest
     shard.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     assert damaged_shards(storage, manifest, deep=True) == [manifest.shards[1]]
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("one_by_one", [0, 1000])
+@pytest.mark.parametrize("gone", ["units/{unit}/unit.json", "{path}"])
+def test_missing_file_of_store_found_for_few_and_many_units(
+    tmp_path: Path, one_by_one: int, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ingest.materialize.build._UNITS_LISTED_ONE_BY_ONE", one_by_one)
+    monkeypatch.setattr("penstock.ingest.materialize.build._SHARDS_AT_ONCE", 2)
+    files = {f"train/{n}.parquet": pa.table({"x": np.arange(4.0) + n}) for n in range(3)}
+    source = Source.of(tmp_path, files)
+    manifest, store = source.materialize(), Storage(f"local://{source.storage.root}")
+    assert damaged_shards(store, manifest, deep=True) == []
+    lost = manifest.shards[1]
+    source.storage.delete(gone.format(unit=lost.unit, path=lost.path))
+    assert damaged_shards(store, manifest, deep=True) == [lost]

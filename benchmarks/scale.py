@@ -1,0 +1,353 @@
+"""Does anything grow with shards, ranks, objects or runs? By simulation: 10^6 shards of 10^6 rows, 1,024 ranks.
+
+    python -m benchmarks.scale [--out benchmarks/results]
+
+Contents are faked: all shards are one file, and a store lists objects that it makes up. All else is penstock's own code: the
+table of shards, the order, the feed, `plan`, `run`, `status` and `log`. Each measurement is a process of its own, so that its
+peak of memory is its own, and stands beside the same one on a hundredth.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
+
+from benchmarks.machine import describe
+from benchmarks.outcome import options_parser, save
+from penstock.digest import file_digest
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
+from penstock.ingest.files.listing import list_location
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
+from penstock.ingest.materialize.shard_file import with_provenance, write_shard
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.shuffle.lanes import lanes_of
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import ShuffleSpec
+from penstock.progress import silent
+from penstock.storage import Storage
+
+SHARDS, ROWS = (10**4, 10**6), 10**6
+"""Shards, and the rows of each."""
+
+RANKS, BATCH = 1024, 256
+"""Ranks, and the rows of one in a step."""
+
+RUNS = (20, 2000)
+"""Runs on record."""
+
+WINDOWED = {"mode": "windowed", "window_rows": 64 * ROWS}
+ORDERS: dict[str, dict[str, Any]] = {
+    "global": {},
+    "windowed by rows": WINDOWED,
+    "windowed by shards": {**WINDOWED, "window_of": "shards"},
+}
+SCHEMA = FeedSchema(columns=(ColumnInfo(name="x", dtype="float32"),))
+
+
+class FakedShards(Storage):
+    """A local storage whose shards are all one file."""
+
+    def local_path(self, path: str = "") -> Path:
+        return super().local_path("shard.arrow" if path.startswith("units/") else path)
+
+
+def make_dataset(folder: Path, shards: int) -> DatasetManifest:
+    """Write one shard, and the manifest of so many of them, four to a unit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "shard.arrow"
+    values = np.arange(ROWS, dtype=np.float32)
+    write_shard(file, [with_provenance(pa.table({"x": tensor_array(values)}), np.zeros(ROWS), np.arange(ROWS))])
+    size, digest = file.stat().st_size, file_digest(file)
+    table = ShardTable.of(
+        [
+            ShardInfo(
+                path=f"units/{number // 4:032x}/train-{number % 4:05d}.arrow",
+                split="train",
+                rows=ROWS,
+                size_bytes=size,
+                digest=digest,
+                unit=f"{number // 4:032x}",
+            )
+            for number in range(shards)
+        ]
+    )
+    manifest = DatasetManifest(
+        key=f"of-{shards}",
+        feed_schema=SCHEMA,
+        rows={"train": shards * ROWS},
+        table=table,
+        units=shards // 4,
+        content_digest="scale",
+        split_digests=dict.fromkeys(("train", "validation", "test"), "scale"),
+    )
+    manifest.write(Storage(str(folder)))
+    return manifest
+
+
+def feed_case(folder: Path, shards: int, name: str) -> dict[str, Any]:
+    """Open the feed of the last rank, and read batches; in a process of its own."""
+    base = _peak_mb()
+    storage = FakedShards(str(folder))
+    began = time.process_time()
+    manifest = DatasetManifest.model_validate(storage.read_json(f"datasets/of-{shards}/manifest.json")).opened(storage)
+    spec = ShuffleSpec.model_validate(ORDERS[name])
+    order = make_order(spec, shards * ROWS, manifest.shards_of("train").rows, RANKS * BATCH)
+    rank = RANKS - 1
+    feed = open_cached_feed(storage, manifest, "train", order=order, batch_rows=RANKS * BATCH, rank=rank, world_size=RANKS)
+    opened, open_mb = time.process_time() - began, _peak_mb()
+    ids = min(_ids_ms(feed) for _ in range(5))
+    own = order.lane_rows.shards_of(*lanes_of(rank, RANKS, order.lanes))
+    return {
+        "open_cpu_s": opened,
+        "imports_mb": base,
+        "open_mb": open_mb,
+        "peak_mb": _peak_mb(),
+        "batch_ids_ms": ids,
+        "lanes": order.lanes,
+        "fetches_an_epoch": len(own),
+    }
+
+
+class FakedStore(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store of records in a local folder, which makes up units and objects. Counts requests: a listing has 1,000 names."""
+
+    protocol = "scale"
+    cachable = False
+    requests, units, shard_bytes = 0, 0, 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._local = LocalFileSystem()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("scale://").rstrip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path."""
+        return f"scale://{name}"
+
+    def _asked(self, names: int = 1) -> None:
+        FakedStore.requests += -(-names // 1000) or 1
+
+    def _unit(self, folder: str) -> Iterator[dict[str, Any]]:
+        for name in ("unit.json", *(f"train-{number:05d}.arrow" for number in range(4))):
+            yield {"name": f"{folder}/{name}", "size": self.shard_bytes, "type": "file"}
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        """List a folder, or the files of a made-up unit."""
+        self._asked()
+        path = self._strip_protocol(path)
+        if "/units/" in path:
+            return [info if detail else info["name"] for info in self._unit(path)]
+        return self._local.ls(path, detail=detail)
+
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any) -> Any:
+        """List all files of made-up units, or the objects of a folder `objects-<number>`, with what S3 says of each."""
+        path = self._strip_protocol(path)
+        if path.endswith("/units"):
+            units = (self._unit(f"{path}/{unit:032x}") for unit in range(self.units))
+            found = {info["name"]: info for unit in units for info in unit}
+        else:
+            objects = (self._object(path, number) for number in range(int(path.rpartition("-")[2])))
+            found = {info["name"]: info for info in objects}
+        self._asked(len(found))
+        return found if detail else sorted(found)
+
+    @staticmethod
+    def _object(folder: str, number: int) -> dict[str, Any]:
+        name = f"{folder}/day={number // 1000:04d}/part-{number:07d}.parquet"
+        facts = {"ETag": f'"{number:032x}"', "LastModified": dt.datetime(2026, 11, 28, tzinfo=dt.UTC), "Size": 1 << 20}
+        return {"Key": name, **facts, "StorageClass": "STANDARD", "size": 1 << 20, "type": "file", "name": name}
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        """Return facts of a file."""
+        self._asked()
+        found: dict[str, Any] = self._local.info(self._strip_protocol(path))
+        return found
+
+    def isfile(self, path: str) -> bool:
+        """Tell whether a path is a file."""
+        return "/objects-" not in path and bool(super().isfile(path))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        """Read a file."""
+        self._asked()
+        content: bytes = self._local.cat_file(self._strip_protocol(path), start, end)
+        return content
+
+
+def _use_store() -> None:
+    fsspec.register_implementation("scale", FakedStore)
+    known_implementations["scale"] = {"class": "benchmarks.scale.FakedStore"}  # for the check of names
+
+
+def listing_case(folder: Path, objects: int, _variant: str) -> dict[str, Any]:
+    """List the objects of a source; in a process of its own."""
+    _use_store()
+    base, began = _peak_mb(), time.process_time()
+    found = list_location("parquet", (".parquet",), folder, f"scale://bucket/objects-{objects}")
+    assert len(found.files) == objects
+    took = time.process_time() - began
+    return {"cpu_s": took, "imports_mb": base, "peak_mb": _peak_mb(), "requests": FakedStore.requests}
+
+
+def plan_case(folder: Path, shards: int, _variant: str) -> dict[str, Any]:
+    """Plan a run whose rows are so many shards in a store: its checks are those of a run that reuses them."""
+    from penstock.flows.spec_file import load_spec
+    from penstock.flows.verbs.init import create_project
+    from penstock.ingest.preprocess.fit import fit_preprocess
+    from penstock.ingest.ray_tasks import local_map
+    from penstock.ingest.read.snapshot import read_source
+    from penstock.tasks.records.keys import stage_keys
+    from penstock.tasks.records.ledger import Ledger, StageRecord, utc_now
+    from penstock.tasks.shuffle import train_order
+
+    _use_store()
+    own = folder / f"project-{shards}"
+    shutil.rmtree(own, ignore_errors=True)
+    create_project(own, "tabular")
+    state, settings = own / "state", ["train.workers=1", f"storage=scale://{own / 'state'}", "train.batch_rows=1024"]
+    (state / "units").mkdir(parents=True, exist_ok=True)
+    loaded = load_spec(own / "pipeline.yaml", settings)
+    project, ledger = loaded.project, Ledger(Storage(str(state)))
+    snapshot = read_source(project.spec.data, list(project.files), silent)
+    fitted = fit_preprocess(project.spec.data, project.spec.preprocess, snapshot, {}, silent, parallel=local_map)
+    made = DatasetManifest.model_validate(Storage(str(folder)).read_json(f"datasets/of-{shards}/manifest.json"))
+    made = made.opened(Storage(str(folder)))
+    order = train_order(project.spec.shuffle, made, project.spec.train.batch_rows)
+    outputs: dict[Any, dict[str, Any]] = {
+        "read": snapshot.model_dump(mode="json"),
+        "preprocess": fitted.model_dump(mode="json"),
+        "materialize": made.model_dump(mode="json"),
+        "shuffle": {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint},
+    }
+    made.write(Storage(str(state)))
+    for stage, output in outputs.items():
+        key = stage_keys(project, ledger.stage_output)[stage].key
+        record = StageRecord(stage=stage, key=key, inputs={}, output=output, seconds=0, made=utc_now())
+        ledger.save_stage(f"stages/{stage}/{key}.json", record)
+    FakedStore.units, FakedStore.shard_bytes = shards // 4, made.shards[0].size_bytes
+    return _apart("planned", shards, json.dumps([str(own / "pipeline.yaml"), settings, made.shards[0].size_bytes]))
+
+
+def planned_case(_folder: Path, shards: int, variant: str) -> dict[str, Any]:
+    """Plan what `plan_case` has made; in a process of its own."""
+    from penstock.flows.spec_file import load_spec
+    from penstock.flows.verbs.plan import plan_pipeline
+
+    _use_store()
+    file, settings, FakedStore.shard_bytes = json.loads(variant)
+    FakedStore.units = shards // 4
+    base, began = _peak_mb(), time.process_time()
+    planned = plan_pipeline(load_spec(Path(file), settings))
+    took, actions = time.process_time() - began, [stage["action"] for stage in planned["stages"]]
+    assert actions[:4] == ["reuse"] * 4, planned["stages"]
+    return {"cpu_s": took, "imports_mb": base, "peak_mb": _peak_mb(), "requests": FakedStore.requests}
+
+
+def ledger_case(folder: Path, runs: int, _variant: str) -> dict[str, Any]:
+    """Time commands on a ledger of so many runs, each with an attempt, as CPU seconds with those of their imports."""
+    from penstock.flows.spec_file import load_spec
+    from penstock.flows.verbs.init import create_project
+    from penstock.tasks.records.keys import stage_keys
+    from penstock.tasks.records.ledger import Ledger
+
+    project = folder / f"ledger-{runs}"
+    if not project.exists():
+        create_project(project, "tabular")
+    loaded = load_spec(project / "pipeline.yaml")
+    ledger = Ledger(loaded.project.storage)
+    spec, keys = loaded.spec.model_dump(mode="json", by_alias=True), stage_keys(loaded.project, ledger.stage_output)
+    run = None
+    for _ in range(runs - len(ledger.storage.list("runs"))):
+        run = ledger.new_run(loaded.spec.name, spec, run).model_copy(update={"status": "done", "keys": keys})
+        ledger.save_run(run)
+        attempt = ledger.new_attempt(run.run)
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "ended": attempt.started}))
+    if run is not None:
+        ledger.make_current(run)
+    found = {}
+    for verb in (["status"], ["log"], ["plan", str(project / "pipeline.yaml")]):
+        before = _children_s()
+        command = [sys.executable, "-m", "penstock", *verb]
+        subprocess.run(command, check=True, cwd=project, stdout=subprocess.DEVNULL)
+        found[f"{verb[0]}_cpu_s"] = _children_s() - before
+    return found
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _ids_ms(feed: CachedFeed) -> float:
+    """Milliseconds that the ids of a batch of this rank take, over the batches that are computed at once."""
+    at_once = 16
+    positions = [feed._own_positions(first, first + feed.part.batch_rows) for first in _starts(feed, at_once)]
+    began = time.process_time()
+    feed._ids_at(0, np.concatenate(positions))
+    return (time.process_time() - began) / at_once * 1e3
+
+
+def _starts(feed: CachedFeed, count: int) -> Iterator[int]:
+    middle = feed.num_rows // feed.part.batch_rows // 2
+    return ((middle + number) * feed.part.batch_rows for number in range(count))
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+CASES = {"feed": feed_case, "listing": listing_case, "plan": plan_case, "planned": planned_case, "ledger": ledger_case}
+
+
+def main() -> None:
+    """Measure, and write `scale.json`."""
+    parser = options_parser(1)
+    parser.add_argument("--case", nargs=3, help="one measurement, in this process: name, size, variant")
+    options = parser.parse_args()
+    folder = options.data / "scale"
+    if options.case:
+        name, size, variant = options.case
+        print(json.dumps(CASES[name](folder, int(size), variant)))
+        return
+    found: dict[str, Any] = {}
+    for shards in SHARDS:
+        make_dataset(folder, shards)
+        for name in ORDERS:
+            found.setdefault("feed", {}).setdefault(name, {})[str(shards)] = _apart("feed", shards, name)
+        for case in ("plan", "listing"):
+            found.setdefault(case, {})[str(shards)] = _apart(case, shards, "-")
+    for runs in RUNS:
+        found.setdefault("ledger", {})[str(runs)] = _apart("ledger", runs, "-")
+    save(options.out, "scale", {"machine": describe(("numpy", "pyarrow", "torch")), **found})
+
+
+def _apart(case: str, size: int, variant: str) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--case", case, str(size), variant]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{case} {size:,} {variant}: {result}", file=sys.stderr, flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    main()
