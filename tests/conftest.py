@@ -12,11 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.servers.swift import SwiftServer, UnavailableError, install_swift, store_client
 
 pytest_plugins = ["tests.shared"]
+
+# A busy machine draws its examples slowly; a test does not fail by that.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 _STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
