@@ -168,12 +168,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.drill
 def test_workers_do_not_wait_if_tasks_together_are_fast_enough(tmp_path: Path) -> None:
-    # A task needs 400 ms for 100 rows, and 100 rows are trained in 310 ms: one task alone is too slow, two are not.
-    cost_s, step_s = 0.1, 0.2
+    # Two tasks need 400 ms for 100 rows, which are trained in 1,250 ms, so a busy machine may be three times slower. One task
+    # needs 800 ms; steps of a quarter leave it 310 ms.
+    cost_s, step_s = 0.2, 0.8
     order = Order(mode="none", rows=ROWS)
     fast, slow = (opened(counted(tmp_path, cost_s), None, 1, order, tasks=tasks)[0] for tasks in (2, 1))
     # The first time also starts processes.
-    assert min(idle_share(fast, step_s) for _ in range(3)) < 0.05
+    assert any(idle_share(fast, step_s) < 0.05 for _ in range(3))
     assert idle_share(slow, step_s / 4) > 0.3
 
 
