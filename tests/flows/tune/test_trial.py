@@ -18,7 +18,7 @@ from penstock.flows.tune.trial import _TrialReporter, _with_rows, close_stopped
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
-from penstock.tasks import materialize
+from penstock.tasks import prepare
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -69,13 +69,13 @@ class Unheard:
 
 def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunContext, "parallel", lambda _ctx, _stage: local_map)
-    prepares, keys_made = materialize.materialize_dataset, list[str]()
+    prepares, keys_made = prepare.materialize_dataset, list[str]()
 
     def counted(*arguments: Any, **more: Any) -> Any:
         keys_made.append(more["key"])
         return prepares(*arguments, **more)
 
-    monkeypatch.setattr(materialize, "materialize_dataset", counted)
+    monkeypatch.setattr(prepare, "materialize_dataset", counted)
     loaded = load_spec(make_project(tmp_path / "p", files=1))
     project = loaded.project
     ledger = Ledger(project.storage)

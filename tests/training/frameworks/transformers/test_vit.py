@@ -13,7 +13,7 @@ from penstock.training.frameworks.loops.own_loop import installed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.model import ModelSpec, load_model
 from tests import ROOT
-from tests.guides.running import checkpoints, killed_at_batch, prepare, reports, run_alone, run_on_two
+from tests.guides.running import checkpoints, killed, prepare, reports, run_alone, run_on_two
 
 if not installed("transformers"):
     pytest.skip('pip install "penstock[transformers]"', allow_module_level=True)
@@ -44,9 +44,9 @@ def test_vit_takes_equal_steps_on_one_worker_and_two(tmp_path: Path) -> None:
     models = [load_model(spec, checkpoints(job)[0].storage) for spec, job in zip(specs, (one, two), strict=True)]
     assert torch.allclose(*(model.predict({"image": image}, 4) for model in models), atol=1e-3)
 
-    killed = prepared.job("loop.py:train_func", SMALL, run="killed", base=EXAMPLE)
-    with killed_at_batch(6):
-        run_alone(killed)
+    cut = prepared.job("loop.py:train_func", SMALL, run="killed", base=EXAMPLE)
+    with killed(batch=6):
+        run_alone(cut)
     again = run_alone(prepared.job("loop.py:train_func", SMALL, run="killed", base=EXAMPLE, attempt=2))
     assert again.result.resumed_from_step == 4
-    assert checkpoints(killed)[0].manifest.weights_digest == checkpoints(one)[0].manifest.weights_digest
+    assert checkpoints(cut)[0].manifest.weights_digest == checkpoints(one)[0].manifest.weights_digest
