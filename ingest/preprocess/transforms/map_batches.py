@@ -50,7 +50,7 @@ FROM = "_from"
 
 _instances: dict[tuple[type, str], Any] = {}
 
-_making = threading.Lock()
+_making = threading.RLock()  # a class may load a registered model, which makes classes, too
 
 _MOST_INSTANCES = 8
 
@@ -178,13 +178,16 @@ def columns_of_result(
     """
     columns, count = {}, rows.num_rows if count is None else count
     for name, values in result.items():
+        if not isinstance(name, str):
+            raise DataError(f"{target} returned a column called {name!r}; a name must be text")
         given = rows.column(name) if name in batch else None
         if given is not None and values is batch[name] and len(given) == count and _is_as_given(values, given):
             columns[name] = given
             continue
         if given is not None:
             _refuse_rounded(target, rows, name, given)
-        columns[name] = _from_numpy(target, name, values, count)
+        # Copied: a class may fill an array of its own again when it is called with the next rows.
+        columns[name] = _from_numpy(target, name, values, count, copied=given is None or values is not batch[name])
     return columns
 
 
@@ -249,9 +252,9 @@ def _joined_lists(array: np.ndarray) -> pa.Array | None:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(filled)), mask=pa.array(missing))
 
 
-def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
+def _from_numpy(target: str, name: str, values: Any, count: int, *, copied: bool = False) -> pa.Array:
     try:
-        array = np.asarray(values)
+        array = np.array(values) if copied else np.asarray(values)
     except ValueError as error:
         raise DataError(f"{target}: column {name!r} is not an array of one shape: {error}") from error
     if array.ndim == 0 or len(array) != count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, ClassVar
 
@@ -55,7 +56,8 @@ class Map(MapBatches):
         for row, results in enumerate(_called(self, rows, values, functions, self._results)):
             for each in results:
                 if not isinstance(each, dict) or not each or each.keys() != (made or [each])[0].keys() or KEEP in each:
-                    got = list(each) if isinstance(each, dict) else type(each).__name__
+                    kind = each if isinstance(each, type) else type(each)
+                    got = list(each) if isinstance(each, dict) else kind.__name__
                     before = f"; {list(made[0])} before" if made else ""
                     raise DataError(
                         f"{target} returned {got} for {rows.origin.place(row)}{before}; it must return {self.returns}",
@@ -66,7 +68,7 @@ class Map(MapBatches):
         taken, columns = np.array(index, np.int64), dict[str, pa.Array]()
         for name in made[0] if made else ():
             column = [each[name] for each in made]
-            if name in batch and all(value is values[name][row] for value, row in zip(column, index, strict=True)):
+            if name in batch and all(_is_given(value, values[name][row]) for value, row in zip(column, index, strict=True)):
                 whole = columns_of_result(target, rows, batch, {name: batch[name]})[name]  # an array may have changed in place
                 columns[name] = whole.take(pa.array(taken))
             else:
@@ -74,7 +76,7 @@ class Map(MapBatches):
         rows.replace(pa.table(columns), taken, self.name)
 
     def _results(self, result: Any) -> list[Any]:
-        return [result]
+        return [_kept(result)]
 
 
 class FlatMap(Map):
@@ -86,8 +88,7 @@ class FlatMap(Map):
     def _results(self, result: Any) -> list[Any]:
         if isinstance(result, dict | str) or not isinstance(result, Iterable):
             return [type(result)]
-        # Copied at once: a generator may change one dict and yield it again.
-        return [dict(each) if isinstance(each, dict) else each for each in result]
+        return [_kept(each) for each in result]
 
 
 class Filter(MapBatches):
@@ -115,6 +116,19 @@ def _called(
         with guarded(f"{transform.name} {transform.function}", partial(rows.origin.place, row), takes):
             result = take(code(dict(zip(values, held, strict=True))))
         yield result
+
+
+def _kept(result: Any) -> Any:
+    """Copy a row: user code may change its dict, or a list or an array of it, and return it again as another row."""
+    if not isinstance(result, dict):
+        return result
+    return {name: copy(value) if isinstance(value, np.ndarray | list) else value for name, value in result.items()}
+
+
+def _is_given(value: Any, given: Any) -> bool:
+    if not isinstance(value, np.ndarray):
+        return value is given
+    return isinstance(given, np.ndarray) and value.dtype == given.dtype and np.array_equal(value, given)
 
 
 def _array(values: list[Any]) -> np.ndarray:

@@ -110,7 +110,9 @@ def test_map_batches_names_given_row_of_each_result(tmp_path: Path) -> None:
             r"returned \['b'\] for .*row 101.*\['a'\] before",
         ),
         ("map", "def f(row): return {'x': 1, '_keep': True}", "to leave rows out, use filter"),
-        ("flat_map", "def f(row): return {'x': 1}", "must return a list of dicts"),
+        ("flat_map", "def f(row): return {'x': 1}", "returned dict for .* must return a list of dicts"),
+        ("flat_map", "def f(row): pass", "returned NoneType for .*row 100"),
+        ("map", "def f(row): return {1: 2}", "returned a column called 1; a name must be text"),
         ("flat_map", "def f(row): yield 1 / 0", r"raised ZeroDivisionError.*row 100"),
         ("map", "class f:\n    def __init__(self): 1 / 0\n    def __call__(self, row): return row", "raised ZeroDivisionError"),
     ],
@@ -119,6 +121,53 @@ def test_wrong_results_of_rows_name_row_and_rule(tmp_path: Path, kind: str, body
     with pytest.raises(DataError) as refused:
         run(tmp_path, kind, body)
     assert re.search(message, str(refused.value).replace("\n", " ")), str(refused.value)
+
+
+FILLS = """
+class f:
+    def __init__(self): self.row, self.list, self.array = {}, [0], np.zeros(2, np.uint8)
+    def __call__(self, row):
+        self.array[:], self.list[0] = row['pixels'] + 1, row['pixels'][0]
+        self.row |= {'number': row['pixels'][1], 'list': self.list, 'array': self.array}
+        return self.row
+"""
+
+CHANGES = """
+def f(row):
+    for _ in range(2):
+        row['pixels'] += 1
+        yield row
+"""
+
+
+def test_row_that_code_changes_later_is_kept_as_it_was(tmp_path: Path) -> None:
+    filled = run(tmp_path, "map", FILLS).table
+    assert filled.column("number").to_pylist() == [1, 3, 5, 7] and filled.column("list").to_pylist() == [[0], [2], [4], [6]]
+    assert filled.column("array").combine_chunks().to_numpy_ndarray().tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    changed = run(tmp_path, "flat_map", CHANGES).table
+    assert changed.column("pixels").combine_chunks().to_numpy_ndarray()[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert changed.schema.field("x").type == pa.int32() and changed.column("x").null_count == 2
+
+
+def test_array_that_class_fills_again_is_copied(tmp_path: Path) -> None:
+    body = "def __init__(self): self.held = np.zeros(4)\n    def __call__(self, b): self.held[:] = b['n']; return {'n': self.held}"
+    tables = [run(tmp_path, "map_batches", f"class f:\n    {body}", pa.table({"n": [n] * 4})).table for n in (1, 2)]
+    assert [table.column("n").to_pylist() for table in tables] == [[1.0] * 4, [2.0] * 4]
+
+
+def test_class_may_make_another_class(tmp_path: Path) -> None:
+    body = """
+from penstock.ingest.preprocess.transforms.map_batches import ready
+class Inner:
+    def __call__(self, batch): return batch
+class Names:
+    function, name = "inner", "map_batches"
+    class options: params = {}
+class f:
+    def __init__(self): self.inner = ready(Names, {"inner": Inner})
+    def __call__(self, batch): return self.inner(batch)
+"""
+    assert run(tmp_path, "map_batches", body, pa.table({"x": [1]})).num_rows == 1
 
 
 HOLDS = """
