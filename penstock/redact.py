@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
 
-__all__ = ["first_line", "hiding_secrets", "holds_secret", "redact", "redact_text"]
+__all__ = ["first_line", "hiding_secrets", "holds_own_secret", "holds_secret", "redact", "redact_text"]
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -72,6 +72,11 @@ def holds_secret(name: str, value: str) -> bool:
         return False
     text = _PASSWORD.search(value) or _AWS_KEY_ID.search(value) or _PARAMETER.search(value) or _WEBHOOK.search(value)
     return bool(text or _SECRET_NAME.search(name))
+
+
+def holds_own_secret(text: str) -> bool:
+    """Return whether a text looks like a secret, or holds one of this environment."""
+    return holds_secret("", text) or any(secret in text for secret in _secrets_of_environment())
 
 
 def redact_text(text: str) -> str:

@@ -30,6 +30,7 @@ from penstock.flows.given.definitions import (
     is_installed,
     is_left_behind,
     literal,
+    refuse_secret,
     tree,
 )
 from penstock.flows.spec_file import GIVEN
@@ -123,6 +124,8 @@ class GivenCode:
             return value.item()
         if (isinstance(value, type) or inspect.isroutine(value)) and "params" not in at.split("."):
             return self.target(value, is_loop=at == "spec.train.loop")
+        if isinstance(value, str):
+            refuse_secret(value, f"{at} holds a value")
         if value is None or isinstance(value, str | int | float):
             return value
         raise UserCodeError(
@@ -226,6 +229,7 @@ class _Slice:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             shown = f"{kind} of {len(text):,} characters" if text else f"{kind}, {shorten(value)}"
             raise UserCodeError(f"{where} reads {name!r}, which does not travel with its code: {shown}", next_step=NEXT)
+        refuse_secret(text, f"{where} reads {name!r},")
         self._keep(name, where, f"{name} = {text}")
         self._values[name] = f"{name} = {text}"
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from penstock.installed import versions_of
 from penstock.messages import shorten
+from penstock.redact import holds_own_secret
 from penstock.usercode.source import DEFINITIONS, UserCodeError, bound_names, global_names
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "is_installed",
     "is_left_behind",
     "literal",
+    "refuse_secret",
     "tree",
 ]
 
@@ -138,6 +140,7 @@ def _fix_defaults(node: Any, function: Any, names: Mapping[str, Any], where: str
         if known is now or (text and text == literal(known)):
             continue
         if text and len(text) <= LONGEST_VALUE:
+            refuse_secret(text, f"{where} has a default, {ast.unparse(default)},")
             defaults[index], is_written_anew = ast.parse(text, mode="eval").body, True
         elif known is not _UNKNOWN or global_names(ast.Expr(default)) - (vars(builtins).keys() - names.keys()):
             raise UserCodeError(f"{where} has a default, {ast.unparse(default)}, of another time or place", next_step=NEXT)
@@ -251,6 +254,13 @@ def is_left_behind(module: Any) -> bool:
     file = Path(getattr(module, "__file__", None) or os.devnull).resolve()
     is_beside = any(file.is_relative_to(folder) for folder in beside)
     return module.__name__ == "__main__" or (is_beside and not is_installed(module))
+
+
+def refuse_secret(text: str, which: str) -> None:
+    """Raise UserCodeError if a value holds a secret: its file stays with the run, and with its model."""
+    if holds_own_secret(text):
+        problem = f"{which} which looks like a secret, and is recorded with the run"
+        raise UserCodeError(problem, next_step="read it from the environment inside of the function or class that needs it")
 
 
 def literal(value: Any) -> str | None:

@@ -73,7 +73,7 @@ class Chain:
     def __init__(
         self, data: DataSpec, transforms: Sequence[TransformSpec], fitted: FittedPreprocess, code: Mapping[str, UserCode]
     ) -> None:
-        # Compared as JSON, in which the fitted state was kept: it turns a date in a transform's params into text.
+        # Compared as JSON, in which the fitted state was kept: it turns a date in an option into text.
         if [each.step.model_dump(mode="json") for each in fitted.steps] != [it.model_dump(mode="json") for it in transforms]:
             raise ValueError("the fitted state was made from other transforms than those given")
         self._data, self._fitted = data, fitted.steps

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, to_jsonable_python
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -72,6 +72,15 @@ class MapBatchesOptions(Section):
     num_gpus: PositiveFloat | None = None
     """GPUs of a process that prepares, for a model; its tasks run where GPUs are. Needs `cache: disk`. `check` and the
     registered model call it without."""
+
+    @field_validator("params")
+    @classmethod
+    def _as_recorded(cls, params: dict[str, Any]) -> dict[str, Any]:
+        """Give code what the record of the run and the registered model hold, in each of its calls: dates as text."""
+        for key in _other_keys(params):
+            raise ValueError(f"the key {key!r} is not text, which it becomes on record; write it as '{key}', or give a list")
+        kept: dict[str, Any] = to_jsonable_python(params)
+        return kept
 
     @model_validator(mode="before")
     @classmethod
@@ -189,6 +198,14 @@ def columns_of_result(
         # Copied: a class may fill an array of its own again when it is called with the next rows.
         columns[name] = _from_numpy(target, name, values, count, copied=given is None or values is not batch[name])
     return columns
+
+
+def _other_keys(value: Any) -> Iterator[Any]:
+    """Yield the keys of dicts in a value that are not text."""
+    if isinstance(value, dict):
+        yield from (key for key in value if not isinstance(key, str))
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _other_keys(inner)
 
 
 def _given_rows_of(target: str, values: Any, count: int) -> np.ndarray:

@@ -159,6 +159,23 @@ def test_default_that_cannot_be_written_is_refused(notebook: Notebook, tmp_path:
         captured(cell.Net, tmp_path)
 
 
+def test_secret_of_environment_is_written_to_no_file(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE_API_TOKEN", "verysecretvalue")
+    cell = "import os\nTOKEN = {'mine': os.environ['MINE_API_TOKEN']}\n"
+    reads = notebook.run(f"{cell}def reads(config): return TOKEN\n").reads
+    default = notebook.run(f"{cell}def default(config, mine=os.environ['MINE_API_TOKEN']): return mine\n").default
+    url = notebook.run("URL = 'postgresql://me:mypassword@host/db'\ndef url(config): return URL\n").url
+    for function, which in ((reads, "reads 'TOKEN'"), (default, r"has a default, os\.environ"), (url, "reads 'URL'")):
+        with pytest.raises(SpecError, match=f"{which}.* looks like a secret, and is recorded") as refused:
+            captured(function, tmp_path)
+        assert "verysecretvalue" not in str(refused.value) and "mypassword" not in str(refused.value)
+    with pytest.raises(SpecError, match=r"spec\.train\.params\.mine holds a value which looks like a secret"):
+        GivenCode(tmp_path, "given").plain({"train": {"params": {"mine": "verysecretvalue"}}})
+    assert not list(tmp_path.rglob("*.*"))
+
+
 CLASS = """\
 from abc import ABC
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.ingest.materialize.provenance import sources_of
 from penstock.ingest.prepare import ClusterNode
 from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.preprocess.transforms.map_batches import forget_instances
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.tasks.records.keys import stage_keys
@@ -150,7 +152,9 @@ def test_row_that_code_changes_later_is_kept_as_it_was(tmp_path: Path) -> None:
 
 
 def test_array_that_class_fills_again_is_copied(tmp_path: Path) -> None:
-    body = "def __init__(self): self.held = np.zeros(4)\n    def __call__(self, b): self.held[:] = b['n']; return {'n': self.held}"
+    body = (
+        "def __init__(self): self.held = np.zeros(4)\n    def __call__(self, b): self.held[:] = b['n']; return {'n': self.held}"
+    )
     tables = [run(tmp_path, "map_batches", f"class f:\n    {body}", pa.table({"n": [n] * 4})).table for n in (1, 2)]
     assert [table.column("n").to_pylist() for table in tables] == [[1.0] * 4, [2.0] * 4]
 
@@ -193,6 +197,19 @@ def test_class_is_made_once_for_equal_params(tmp_path: Path) -> None:
     assert run(tmp_path, "map_batches", HOLDS, table, params={**params, "by": 2}).table.column("made").to_pylist() == [2, 2]
     forget_instances()
     assert run(tmp_path, "map_batches", HOLDS, table, params=params).table.column("made").to_pylist() == [3, 3]
+
+
+def test_params_are_the_same_before_and_after_the_record(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text("def f(b, since): return {**b, 'z': [len(since)] * len(b['x'])}")
+    table = pa.table({"x": [0, 1], "y": [0, 1]})
+    steps = [{"map_batches": {"function": "user.py:f", "params": {"since": date(2020, 1, 1)}}}]
+    source = Source.of(tmp_path, {"train/a.parquet": table}, steps, label="y")
+    fitted = source.fit()
+    assert fitted == FittedPreprocess.model_validate(fitted.model_dump(mode="json"))
+    assert source.column(source.materialize(), "z", "train").tolist() == [10, 10]
+    steps[0]["map_batches"]["params"] = {"names": [{0: "cat"}]}
+    with pytest.raises(ValueError, match="the key 0 is not text, which it becomes on record; write it as '0'"):
+        Source.of(tmp_path, {}, steps)
 
 
 def test_key_knows_source_of_class_and_check_refuses_others(tmp_path: Path) -> None:
