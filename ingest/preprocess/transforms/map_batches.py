@@ -184,6 +184,9 @@ def columns_of_result(
     Args:
         batch: the columns as they were given.
         count: rows of the result; None for as many as of `rows`.
+
+    Raises:
+        DataError: a column cannot be kept, has another number of rows, or a name that is not text.
     """
     columns, count = {}, rows.num_rows if count is None else count
     for name, values in result.items():
