@@ -66,7 +66,9 @@ class UserCode(Section):
         loaded = self.load()
         if not self.param_files:
             return loaded
-        return functools.update_wrapper(lambda *given, **params: loaded(*given, **self.located(params)), loaded, updated=())
+        made = functools.update_wrapper(lambda *given, **params: loaded(*given, **self.located(params)), loaded, updated=())
+        vars(made)["digest"] = self.digest  # an installed class is the same object, whatever the files hold
+        return made
 
     @property
     def shipped(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ KEEP = "_keep"
 FROM = "_from"
 """A column of integers that the function adds if it returns another number of rows: from which of the given rows each is."""
 
-_instances: dict[tuple[type, str], Any] = {}
+_instances: dict[tuple[type, str, str], Any] = {}
 
 _making = threading.RLock()  # a class may load a registered model, which makes classes, too
 
@@ -141,7 +141,7 @@ def ready(transform: Transform[Any], functions: Functions) -> Callable[..., Any]
     made_of = inspect.unwrap(function)
     if not inspect.isclass(made_of):
         return partial(function, **params)
-    key = made_of, json.dumps(params, sort_keys=True, default=str)
+    key = made_of, getattr(function, "digest", ""), json.dumps(params, sort_keys=True)
     with _making:
         if key not in _instances:
             if len(_instances) >= _MOST_INSTANCES:

@@ -199,6 +199,20 @@ def test_class_is_made_once_for_equal_params(tmp_path: Path) -> None:
     assert run(tmp_path, "map_batches", HOLDS, table, params=params).table.column("made").to_pylist() == [3, 3]
 
 
+def test_installed_class_is_made_again_for_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    text = "class Counts:\n    def __init__(self, file): self.n = len(open(file).read())\n"
+    text += "    def __call__(self, b): return {**b, 'n': [self.n] * len(b['x'])}\n"
+    (tmp_path / "site" / "counts_of_files.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    entry = {"map_batches": {"function": "counts_of_files:Counts", "params": {"file": "words.txt"}}}
+    source = Source.of(tmp_path, {"train/a.parquet": pa.table({"x": [0, 1], "y": [0, 1]})}, [entry], label="y")
+    source.ships_params = True
+    for words in ("abc", "abcdef"):
+        (tmp_path / "words.txt").write_text(words)
+        assert source.column(source.materialize(), "n", "train").tolist() == [len(words)] * 2
+
+
 def test_params_are_the_same_before_and_after_the_record(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("def f(b, since): return {**b, 'z': [len(since)] * len(b['x'])}")
     table = pa.table({"x": [0, 1], "y": [0, 1]})
