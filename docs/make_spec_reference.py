@@ -27,8 +27,8 @@ prints a JSON Schema of it, which the files made by `penstock init` name in thei
 
 *On resume* says what a changed field means to a run that has a checkpoint and is not finished: **free** changes nothing that
 was promised, **warn** goes on with a warning and may cost bit-exactness, **forbidden** is refused (`penstock run FILE --fresh`
-begins a new run instead). A change above `train` is forbidden if it changes the key of a stage; so is another version of
-pyarrow, numpy or Pillow, which read and prepare the rows: finish an unfinished run before you upgrade them.
+begins a new run instead). A change above `train` is forbidden if it changes the train rows or their order. Another version of a
+library, a field of `materialize` or other held-out files are accepted if the prepared train rows come out the same.
 
 `--set a.b=value` overrides one value and may be repeated: `penstock run pipeline.yaml --set train.epochs=3 --set
 'train.params={hidden: 64}'`. A number names an item of a list: `--set preprocess.0.imputer.strategy=mean`.

@@ -70,7 +70,7 @@ def init(
 
 
 def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Check spec, sources, recipe and resources with one real batch; runs no stage."""
+    """Check file, sources, recipe and resources; two rows go through the model, two batches are trained. Runs no stage."""
 
     def work() -> dict[str, Any]:
         loaded = _read_spec(file, overrides)
@@ -82,7 +82,7 @@ def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
 
 
 def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Show for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
+    """Show for each stage whether it would be reused, resumed or run, and why. It tries no batch: `check` does."""
 
     def work() -> dict[str, Any]:
         loaded = _read_spec(file, overrides)
@@ -186,7 +186,7 @@ def rollback(
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Give a model's alias back to the version that held it before; later runs leave it there until they train a better one."""
+    """Give a model's alias back to the version before; the weights that lose it get it again by this command only."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.rollback import roll_back, show_rollback

@@ -1,4 +1,4 @@
-"""The flow: one attempt at one run of a pipeline, from the file to the registered model.
+"""The flow: performs a pipeline in one attempt, or in more if the prepared rows show that another run must do it.
 
 Prefect runs `pipeline`, ad hoc or from a deployment. run/open_attempt.py comes before the stages, run/close_attempt.py after.
 """
@@ -96,7 +96,7 @@ def _unwrapping_interrupts() -> Iterator[None]:
 
 
 def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
-    """Perform the stages and close the attempt with its status. None: the prepared rows belong to another run."""
+    """Perform the stages and close the attempt with its status. None: with the prepared rows, another run must do it."""
     try:
         introduce(ctx)
         performed = _perform_stages(ctx, request)
@@ -120,7 +120,7 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
 
 
 def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
-    """Perform the stages up to `request.until`; False: only up to `shuffle`, as the prepared rows belong to another run."""
+    """Perform the stages up to `request.until`. False, before `train`: the keys of the prepared rows decide for another run."""
     for stage in ALL_STAGES:
         ctx.stopping.check()
         if stage.name == "train" and not reconfirm_run(ctx, fresh=request.fresh):

@@ -68,7 +68,7 @@ class ShardInfo(Section):
     """One Arrow IPC file that holds one record batch."""
 
     path: str
-    """Relative to the storage root: its name in the folder of its unit."""
+    """Relative to the storage root: units/<key of the unit>/<name>."""
     split: Split
     rows: int
     size_bytes: int
@@ -107,7 +107,7 @@ class Shards(Sequence[ShardInfo]):
 
     @property
     def content(self) -> str:
-        """Digest of the shards' digests, in order."""
+        """Digest of the joined binary digests; another one than the manifest's, which are of lists of hex digests."""
         column = self._table.column("digest")
         return bytes_digest(memoryview(column.buffers()[1])[16 * column.offset : 16 * (column.offset + len(column))])
 
@@ -201,7 +201,7 @@ class DatasetManifest(Section):
     table: ShardTable = ShardTable()
     """The shards in row order: the rows of a split are the rows of its shards, one after the other."""
     units: int = 0
-    """Commit units: source files whose rows were prepared and committed together."""
+    """Commit units: source files, or pieces of one, whose rows were prepared and committed together."""
     rows_read: int = 0
     """Rows of the source, with those that were left out."""
     content_digest: str

@@ -32,7 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def is_there(place: str) -> bool:
-    """Return whether the module of `module:attribute` was not deleted from penstock. Imports only the folders around it."""
+    """Return False if `module:attribute` names a deleted module of penstock; True for other packages, unseen."""
     module = place.partition(":")[0]
     try:
         return not module.startswith("penstock.") or importlib.util.find_spec(module) is not None
@@ -75,7 +75,7 @@ class Plugins(Generic[T_co]):
         group: the entry-point group that adds more: `penstock.formats`.
         own: name to `module:attribute`, of those that penstock brings. Their names cannot be taken by others. One whose module
             was deleted with its plug-in is left out.
-        needs: attributes that one must have.
+        needs: attributes that an added one must have.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[str, str], needs: Sequence[str] = ()) -> None:
@@ -89,7 +89,7 @@ class Plugins(Generic[T_co]):
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """All names but those of packages that cannot be imported: these fail only where they are used. Imports the others."""
+        """All of penstock's own names, and the added ones whose package can be imported and fits. Imports the latter."""
         return tuple(name for name in self.names if name in self._own or self._is_usable(name))
 
     def _is_usable(self, name: str) -> bool:
@@ -104,8 +104,8 @@ class Plugins(Generic[T_co]):
 
         Raises:
             SpecError: no such name; the message lists the known ones.
-            PreflightError: the package that adds it cannot be imported, two packages add the name, or a library is missing
-                that comes with an extra of penstock.
+            PreflightError: the package that adds it cannot be imported, it lacks one of `needs`, two packages add it, or a
+                library is missing that comes with an extra of penstock.
         """
         found: T_co = self._load(name)
         return found

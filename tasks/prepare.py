@@ -85,7 +85,9 @@ def _preprocess_facts(output: dict[str, Any]) -> Facts:
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
-    """Choose how train, evaluate and register read rows that are not on disk, and start Ray for it; None for rows on disk.
+    """Return how `train` and `evaluate` read rows that are not on disk; None for rows on disk.
+
+    Starts Ray, and with `cache: memory` prepares all rows again if this attempt has not prepared them.
 
     Raises:
         DataError: rows that had to be prepared again for one of these stages came out differently.

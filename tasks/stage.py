@@ -68,7 +68,8 @@ class Stage:
         facts: key figures of the output, for people.
         verify: returns the problem with the data of a recorded output, or None; by default the record is all there is.
         as_of_now: the output of a reused stage as shown, updated where others may have changed it since (an alias).
-        publish: shows the output to the tracker, once it is recorded; called in every attempt, reused or not.
+        publish: shows the output to the tracker once it is recorded, in every attempt, reused or not, so it must be safe to
+            repeat; of `train` it also deletes the checkpoints that `keep: 0` no longer keeps.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
 
@@ -212,7 +213,10 @@ def _sentence(outcome: StageOutcome) -> str:
 
 
 def _is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Retry what another try may mend: a store or server that was away. Our own findings stay as they are."""
+    """Return whether Prefect runs the stage again; errors that would come back end it.
+
+    True for a ServiceError that restarts of workers have not met already, a ConnectionError or a TimeoutError.
+    """
     error = state.result(raise_on_failure=False)
     if isinstance(error, ServiceError):
         return not error.retried

@@ -67,7 +67,7 @@ SHOWN_BYTES = 4 << 20
 
 
 def make_job(ctx: RunContext) -> TrainJob:
-    """Collect what reading rows and training on them needs; evaluate and register use it too."""
+    """Collect what reading rows and training on them needs; `evaluate` uses it, too."""
     spec = ctx.project.spec
     return TrainJob(
         run_storage=ctx.work_storage,

@@ -1,4 +1,4 @@
-"""Try one real batch: prepare and cache a few hundred rows, and feed two of them to the model.
+"""Try real rows: prepare and cache a few hundred, and feed two of them to the model; `check` also trains two batches.
 
 The functions are those of a run, so that a run fails later only for reasons of size. Two rows, because batch norm needs two,
 and this machine may be smaller than those that train.

@@ -44,7 +44,7 @@ LEAST_AHEAD = 2
 """Tables that a task makes at least before it waits for its reader; one takes 16 MB, or more if rows are large."""
 
 AHEAD_SHARE = 0.25
-"""Share of the cluster's object store that the tables of one stream may take while they wait for their reader."""
+"""Share of the cluster's object store that the waiting tables of one stream should take; more if two of a task are larger."""
 
 
 def streams_cpus(where: PrepareSpec = ANYWHERE) -> float:
@@ -161,7 +161,7 @@ class SharedStreams:
                 tables: StreamTables = ray.get(stream[0])
                 for other in [other for other in self._streams if other[0] == key[0]]:
                     # A rank may still read the end of the epoch before. Tasks of another stream would keep their CPUs.
-                    if other == key or other[1] < key[1] - 1 or not self._streams[other].is_prepared:
+                    if other == key or other[1] < key[1] - 1 or not self._streams[other].is_read_to_end:
                         del self._streams[other]
                 self._streams[key] = found = _OneStream(tables.references(key[2]))
         return found.take(index, rank, ranks)
@@ -174,7 +174,7 @@ class _OneStream:
         self._references, self._next = references, 0
         self._waiting: dict[int, tuple[list[Any], set[int]]] = {}
         self._lock = threading.Lock()
-        self.is_prepared = False
+        self.is_read_to_end = False
 
     def has_given(self, index: int, rank: int) -> bool:
         _, ranks = self._waiting.get(index, ([], {rank}))
@@ -184,7 +184,7 @@ class _OneStream:
         with self._lock:
             while self._next <= index:
                 self._waiting[self._next] = list(itertools.islice(self._references, 1)), set()
-                self.is_prepared = not self._waiting[self._next][0]
+                self.is_read_to_end = not self._waiting[self._next][0]
                 self._next += 1
             reference, taken = self._waiting[index]
             taken.add(rank)

@@ -85,7 +85,7 @@ def materialize(
     Args:
         key: the materialize stage's key, which names the dataset.
         piece_bytes: a file of at least twice this size is prepared in units of about this size, if its format allows it.
-        is_kept: whether the storage is shared: then the dataset's lease is taken, and other processes that make it wait.
+        is_kept: False for a storage that keeps nothing. Else other processes see it, and wait for the dataset's lease.
 
     Raises:
         DataError: rows that cannot be used (with the count and the first row of each kind over all units, or until the budget

@@ -55,7 +55,7 @@ NUMBERS_BATCH_BYTES = 16 << 20
 """Rows of numbers alone are read in larger batches: the fixed cost of a batch equals that of thousands of rows."""
 
 MAX_CLASSES = 100_000
-"""An integer label above this is a quantity for regression, not a class."""
+"""An integer label must be below this; a larger one is refused (for regression, cast the label to a float)."""
 
 
 class Chain:
@@ -85,7 +85,8 @@ class Chain:
         Columns of the result are as a shard holds them. Its table may be empty, and then has no meaningful schema.
 
         Raises:
-            DataError: a transform or a column's type is wrong for any rows; or a label is not a class index.
+            DataError: a transform or a column's type is wrong for any rows; under `invalid: drop` also a label that is not a
+                class index. Else the caller raises for `problems`.
         """
         rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
         if origin.unreadable is not None:

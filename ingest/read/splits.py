@@ -144,7 +144,7 @@ def _on_scale(moment: dt.datetime | float, kind: pa.DataType, dtype: np.dtype) -
 
 
 def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
-    """Hash the rows by what is prepared of them, as rules by whole rows do: uint64 [rows]. Raises as `hash_columns`."""
+    """Hash source rows by the columns kept for preparation, as `by: row` does: uint64 [rows]. Raises as `hash_columns`."""
     return _hashes(data, _whole_rows(data, table))
 
 

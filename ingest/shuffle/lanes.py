@@ -1,12 +1,13 @@
 """Which part of the rows does a worker read, so that each machine fetches its own shards only, and batches mix all of them?
 
-The shards are dealt by the seed, once a run: put into a random order on a line, which is cut into `lanes` stretches of equal
-rows. Every lane has an order of its own in every epoch. Position p of an epoch belongs to lane p % lanes and is that lane's
-row number p // lanes: each batch has rows of every lane, and each worker serves some lanes in every batch. A batch does not
-depend on the number of workers.
+The seed deals the shards, in the same way for every epoch: they are put into a random order on a line, which is cut into
+`lanes` stretches whose rows differ by at most one. Every lane has an order of its own in every epoch. Position p of an epoch
+belongs to lane p % lanes and is that lane's row number p // lanes: each batch has rows of every lane, and each worker serves
+some lanes in every batch. A batch does not depend on the number of workers.
 
 All lanes look up the tables of one network (ingest/shuffle/permutation.py), and each adds keys of its own to what it looks up:
-one call computes the rows of all lanes, about 13 ns a row, and nothing is stored by row.
+one call computes the rows of all lanes, about 13 ns a row, and nothing is stored by row but windows
+of at most 512 rows a lane.
 Source: the lines of samples of mosaicml/streaming and the splits of lance, without their fixed numbers of nodes; S. Chen and
 J. Steinberger, "Tight security bounds for key-alternating ciphers", 2014, for public tables with keys. Own code.
 """
@@ -237,7 +238,7 @@ class _Network:
             self._keys.append(keys)
 
     def numbers(self, positions: Ids, first: int, out: Ids) -> None:
-        """Compute the number of each position's lane, for offsets from `first` on: int64, shape (n,) to (n,)."""
+        """Write to `out` each position's number in its lane; its window begins at offset `first`: int64, (n,) to (n,)."""
         for begin in range(0, len(out), _CHUNK):
             self._find(positions[begin : begin + _CHUNK], first, out[begin : begin + _CHUNK])
         if self._stored is not None:

@@ -117,7 +117,8 @@ def capture(
     Args:
         target: `path/to/file.py:Name` relative to `base_dir`, or `package.module:Name` (a project file, else installed).
         base_dir: the folder of the pipeline file.
-        params: arguments of the target; files that they name count and travel like those that code names.
+        params: arguments of the target; files that they name count and travel like those that code names. With an installed
+            target they count only, by absolute paths of this machine.
         is_source: whether a file (resolved) is of the data the pipeline reads; those do not travel, though code may name them.
         files: further files that count and travel, relative to `base_dir`: those of `code.files`.
 

@@ -28,7 +28,7 @@ from penstock.training.checkpoint.manifest import StoredFile
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.start_from import find_start
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import Event, Notice, Point, Reported, Shown, Warned
+from penstock.training.events import Event, Notice, Point, Reported, Saving, Shown, Warned
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
 from penstock.training.job import CallbackCode, TrainJob
 from penstock.training.on_ray.worker import RankResult
@@ -184,6 +184,19 @@ def test_large_folder_does_not_pass_through_memory(tmp_path: Path) -> None:
     run_alone(loop_job(tmp_path, "big", file=FILE, megabytes=200))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kB"
     assert newest(tmp_path).manifest.size_bytes > 200 << 20
+
+
+def test_checkpoint_is_announced_before_its_files_are_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, client, ends_s = store_module._copy, ListClient(), time.monotonic() + 20
+
+    def copy(place: Storage, file: str, source: Path) -> StoredFile:
+        while not any(isinstance(event, Saving) for event in client.events):  # the driver, which may kill, receives it first
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+        return real(place, file, source)
+
+    monkeypatch.setattr(store_module, "_copy", copy)
+    assert run_alone(loop_job(tmp_path, "two_parts", file=FILE), client).status == "finished"
 
 
 def test_parts_without_manifest_are_no_checkpoint(tmp_path: Path) -> None:

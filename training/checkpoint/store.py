@@ -219,7 +219,11 @@ class CheckpointStore:
         return Checkpoint(name, manifest, folder)
 
     def committed(self) -> list[Checkpoint]:
-        """Return every checkpoint that counts and has a readable manifest, newest first. Files are not checked."""
+        """Return every checkpoint that counts and has a readable manifest, newest first. Files are not checked.
+
+        Raises:
+            CheckpointError: one is of another version.
+        """
         return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
 
     def get(self, name: str) -> Checkpoint:
@@ -310,9 +314,9 @@ class CheckpointStore:
         return [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
 
     def clean(self, newest: Checkpoint | None) -> None:
-        """Remove folders without a manifest, checkpoints that do not count, and all newer than `newest`.
+        """Delete folders without a manifest, checkpoints that do not count, and all newer than `newest`, damaged or not.
 
-        A damaged one of the same step goes, too. Rank 0 calls it before the first write of a worker group.
+        A damaged one of the same step goes, too. None can be restored. Rank 0 calls it before a worker group writes.
         """
         self.check_not_replaced()
         counts = self._counting()

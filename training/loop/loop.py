@@ -1,8 +1,8 @@
 """How does training run, from a state to the end? One linear loop, the same on every rank.
 
 Everything a restart needs is in the checkpoint; nothing here remembers anything else. At an epoch's end the state moves to
-(epoch + 1, 0), then the epoch is validated, then the state is saved: a run that resumes from that checkpoint does not validate
-the epoch again.
+(epoch + 1, 0), then the epoch is validated, then the state is saved if a checkpoint is due: a run that resumes from that one
+does not validate the epoch again.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ _log = logging.getLogger("penstock.train")
 POLL_S = 0.5
 
 STOP_GRACE_S = 20.0
-"""How long the workers may take to reach the next step (or to end a validation) before they are killed."""
+"""Seconds from the stop request until workers that have not begun a checkpoint are killed."""
 
 SAVE_GRACE_S = 600.0
-"""How long they may take to write the checkpoint from there on."""
+"""Seconds from the stop request until workers that have begun a checkpoint are killed."""
 
 
 def train(
@@ -45,13 +45,14 @@ def train(
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continue from the newest checkpoint in `job.run_storage`.
 
-    Runs in the driver, in any thread; Ray is connected already. Worker deaths and errors that may pass (training/faults.py) are
-    retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be
-    written) ends the attempt at once.
+    Runs in the driver, in any thread; Ray is connected already. The death of a worker, a
+    PenstockError marked `transient` and any other exception that is not a PenstockError are retried `train.retries` times
+    (training/faults.py decides for errors of user code). Any other PenstockError ends the attempt at once.
 
     Args:
         job: the training.
-        stop: when set, the workers save at the next step and the outcome is `interrupted`.
+        stop: when set, the workers save as soon as they can. The outcome is `interrupted`, also if they are killed without a
+            save, unless training ends first.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
         work: a module's function that each worker calls; None is `penstock.training.on_ray.worker.run_rank`.

@@ -210,7 +210,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     @property
     def stop_wanted(self) -> bool:
-        """Whether the driver asks for a stop, on rank 0: the next report with a checkpoint is the last."""
+        """Whether the driver asks for a stop, on rank 0.
+
+        The next report with a checkpoint is then the last, but for one of a user's function after a pass's last batch.
+        """
         return self._sender is not None and self._sender.stop_requested.is_set()
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
@@ -404,7 +407,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return everyones
 
     def _times(self) -> dict[str, float]:
-        """Sum up each rank's seconds in passes and waits since the last report. A collective."""
+        """Return the charts of time since the last report. A collective.
+
+        They are rank 0's seconds in all batches (not per step) and in waits, rows per second, and each rank's own.
+        """
         ranks = range(self._group.world_size)
         if self._batch_since_s is not None:
             self._done()
@@ -468,6 +474,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         """Write this rank's files into the new checkpoint, from its own disk; rank 0 commits it in the background."""
         generators = self._group.gather(capture_rng(self._group.device))
         name = str(self._group.from_first(self._store.new_name(self.state.step)))
+        if self._sender is not None:
+            self._sender.post(Saving(step=self.state.step))  # before files are placed, which may take minutes
 
         def place() -> dict[str, StoredFile]:
             if self._writer is not None:
@@ -501,7 +509,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         }
         digest = self._digest({file.removeprefix(f"{FOLDER}/"): stored.digest for file, stored in placed.items()})
         points, self._unsealed = self._unsealed, []
-        self._sender.post(Saving(step=self.state.step))
         saved = {GENERATORS: SavedBytes(safetensors.torch.save(there))}
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest, Placed(name, placed)), points)
 

@@ -1,8 +1,8 @@
 """How do metrics reach a tracking server that may be down, while training goes on?
 
-One queue and one daemon thread. Points are sent in their order and never dropped while the process lives, so the server always
-holds a prefix of the history. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain data, made so that doing
-it twice does no harm, and kept in an *outbox* file while the server is away.
+One queue and one daemon thread. Points are sent in their order. A failure that may pass drops none; what the server refuses is
+dropped, with one warning for points. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain data, made so that
+doing it twice does no harm. What is not sent yet is kept in an *outbox* file while the server is away.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Transport(Protocol):
 
 
 class Sender:
-    """The queue in front of a server. All methods but `drain` and `stop` return at once, whatever the server does."""
+    """The queue in front of a server. All methods but `drain`, `stop` and `abandon` return at once, server or not."""
 
     def __init__(
         self,
