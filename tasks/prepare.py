@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import DataError
 from penstock.ingest.feed.stream_tasks import share_streams
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
@@ -236,6 +236,8 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
         damaged = damaged_shards(context.project.storage, manifest, deep=context.deep)
     except DataError as error:
         return error.message
+    if context.project.storage.read_record(manifest_path(manifest.key), DatasetManifest) is None:
+        return "its manifest is missing or damaged"  # `open_feed` and `clean` read that one
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
     return None

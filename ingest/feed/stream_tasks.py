@@ -155,39 +155,49 @@ class SharedStreams:
             key: name, epoch and first unit.
             stream: the reference to its `StreamTables`.
         """
-        with self._lock:
-            found = self._streams.get(key)
-            if found is None or found.has_given(index, rank):
-                tables: StreamTables = ray.get(stream[0])
-                for other in [other for other in self._streams if other[0] == key[0]]:
-                    # A rank may still read the end of the epoch before. Tasks of another stream would keep their CPUs.
-                    if other == key or other[1] < key[1] - 1 or not self._streams[other].is_read_to_end:
-                        del self._streams[other]
-                self._streams[key] = found = _OneStream(tables.references(key[2]))
-        return found.take(index, rank, ranks)
+        while True:
+            with self._lock:
+                found = self._streams.get(key)
+                if found is None or found.has_given(index, rank):
+                    tables: StreamTables = ray.get(stream[0])
+                    for other in [other for other in self._streams if other[0] == key[0]]:
+                        # A rank may still read the end of the epoch before. Tasks of another stream would keep their CPUs.
+                        if other == key or other[1] < key[1] - 1 or not self._streams[other].is_read_to_end:
+                            del self._streams[other]
+                    self._streams[key] = found = _OneStream(tables.references(key[2]))
+            if (reference := found.take(index, rank, ranks)) is not None:
+                return reference
 
 
 class _OneStream:
-    """References to the tables of a stream, each kept until all ranks have it."""
+    """References to the tables of a stream, each kept until all ranks have asked for a later one.
+
+    After a restart of the actor ranks go on where they were: the tables before that are prepared again, and not kept.
+    """
 
     def __init__(self, references: Iterator[Any]) -> None:
-        self._references, self._next = references, 0
-        self._waiting: dict[int, tuple[list[Any], set[int]]] = {}
+        self._references, self._first, self._next = references, 0, 0
+        self._tables: dict[int, list[Any]] = {}
+        self._asked: dict[int, int] = {}
         self._lock = threading.Lock()
         self.is_read_to_end = False
 
     def has_given(self, index: int, rank: int) -> bool:
-        _, ranks = self._waiting.get(index, ([], {rank}))
-        return index < self._next and rank in ranks
+        return index < self._first or index <= self._asked.get(rank, -1)
 
-    def take(self, index: int, rank: int, ranks: int) -> list[Any]:
+    def take(self, index: int, rank: int, ranks: int) -> list[Any] | None:
+        """Return None for a table that is not kept, as a late call of the rank's process before asked for another one."""
+        self._asked[rank] = index  # before the lock, so that the rank that prepares on knows of it
         with self._lock:
             while self._next <= index:
-                self._waiting[self._next] = list(itertools.islice(self._references, 1)), set()
-                self.is_read_to_end = not self._waiting[self._next][0]
+                self._tables[self._next] = list(itertools.islice(self._references, 1))
+                self.is_read_to_end = not self._tables[self._next]
                 self._next += 1
-            reference, taken = self._waiting[index]
-            taken.add(rank)
-            if len(taken) == ranks:
-                del self._waiting[index]
-            return reference
+                self._forget(ranks)
+            self._forget(ranks)
+            return self._tables.get(index)
+
+    def _forget(self, ranks: int) -> None:
+        while len(self._asked) >= ranks and self._first < min(self._next, *self._asked.values()):
+            del self._tables[self._first]
+            self._first += 1

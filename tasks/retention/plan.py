@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from penstock.ingest.manifest import manifest_path
 from penstock.tasks.retention.spec import RetentionSpec
 
 __all__ = ["RECORD_BYTES", "CleanupPlan", "Deletion", "Inventory", "RunUse", "plan_cleanup"]
@@ -98,13 +99,23 @@ def plan_cleanup(found: Inventory, pipeline: str, retention: RetentionSpec) -> C
     """Decide which runs of `pipeline`, and which data of the storage, go."""
     kept = _kept(found, pipeline, retention)
     deletions = _of_runs(found, (run for run in found.runs if run.pipeline == pipeline and run.run not in kept))
-    if not found.rows_in_use:
-        using = [run for run in found.runs if run.run in kept]
-        deletions += _of_rows(found, {key for run in using if (key := run.keys.get("materialize"))})
+    using = [run for run in found.runs if run.run in kept]
+    datasets = {key for run in using if (key := run.keys.get("materialize"))}
+    stay = found.rows_in_use or _units_not_known(found, datasets)
+    if not stay:
+        deletions += _of_rows(found, datasets)
         # The record of a dataset that goes now is first cut to what stays of it.
         cut = {f"stages/materialize/{key}.json" for key in found.units}
         deletions += _large_records(found, cut | {path for run in using for path in _records(run)})
-    return CleanupPlan(tuple(deletions), kept, found.rows_in_use)
+    return CleanupPlan(tuple(deletions), kept, stay)
+
+
+def _units_not_known(found: Inventory, datasets: Collection[str]) -> str:
+    """Format why no rows may go if the manifest of a kept run cannot be read: its units would count as those of no run."""
+    damaged = sorted(key for key in datasets if manifest_path(key) in found.files and not found.units.get(key))
+    if not damaged:
+        return ""
+    return f"the manifest or table of dataset {damaged[0]} is damaged, which a kept run uses; `penstock run` makes it again"
 
 
 def _kept(found: Inventory, pipeline: str, retention: RetentionSpec) -> dict[str, str]:

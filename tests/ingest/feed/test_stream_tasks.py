@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.stream import StreamFeed
@@ -132,6 +133,22 @@ def test_killed_task_costs_only_its_unit(tmp_path: Path) -> None:
     assert together(opened(dies_once, actor, 2), 0) == straight
     again = {row for row, rows in prepared(tmp_path).items() if rows > 25}
     assert (tmp_path / "died").exists() and again <= set(range(500, 600)) | {1000}
+
+
+def test_tables_of_a_restarted_actor_are_not_kept(tmp_path: Path) -> None:
+    actor, prepare = share_streams(2), counted(tmp_path)
+    straight = together(opened(prepare, None, 1), 0)
+    steps = []
+    for parts in zip(*(feed.batches(0) for feed in opened(prepare, actor, 2)), strict=True):
+        steps.append([row for part in parts for row in part.row_ids.tolist()])
+        if len(steps) == 8:  # of 16
+            ray.kill(actor, no_restart=False)
+    assert steps == straight
+
+    def kept(self: Any) -> list[int]:
+        return [index for stream in self._streams.values() for index in stream._tables]
+
+    assert len(ray.get(actor.__ray_call__.remote(kept))) <= 2, "of 41"
 
 
 def idle_share(feed: StreamFeed, step_s: float) -> float:

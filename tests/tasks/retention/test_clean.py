@@ -117,6 +117,23 @@ def test_unreadable_run_record_stops_clean_before_a_deletion(tmp_path: Path) -> 
     assert layout(storage) == before
 
 
+@pytest.mark.parametrize("damage", ["table is gone", "manifest is cut"])
+def test_rows_of_kept_dataset_with_damaged_manifest_stay(tmp_path: Path, damage: str) -> None:
+    storage = Storage(str(tmp_path / "state"))
+    kept = nights(storage, tmp_path, 2)[-1]
+    if damage == "table is gone":
+        storage.delete(f"datasets/{kept.key}/shards-{kept.table.digest}.arrow")
+    else:
+        storage.write_bytes(f"datasets/{kept.key}/manifest.json", b"{")
+    plan = cleaning(storage).clean(quiet, refuse_to_wait)
+    assert {each.kind for each in plan.deletions} == {"run"}
+    assert kept.key in plan.rows_stay and "`penstock run` makes it again" in plan.rows_stay
+    assert all(storage.exists(shard.path) for shard in kept.shards)
+    prepare(source_of(tmp_path, 2), storage, kept.key)
+    freed(storage)
+    check_only_kept(storage, kept)
+
+
 # Processes at work.
 
 OWN_RUN, OTHER_RUN = f"{run_leases('p')}/r01", f"{run_leases('q')}/x"
