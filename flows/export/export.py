@@ -16,12 +16,15 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from penstock.digest import bytes_digest
-from penstock.errors import DataError, SpecError
+from penstock.errors import DataError, PreflightError, SpecError
 from penstock.flows.history.which_run import RunNames
+from penstock.flows.servers.probes import storage_failure
+from penstock.flows.spec_file import refuse_secrets
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
+from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.manifest import UNIT_RECORD, DatasetManifest, ShardInfo, unit_path
 from penstock.ingest.materialize.unit import UnitRecord
-from penstock.storage import Storage
+from penstock.storage import Storage, root_problem
 from penstock.tasks.records.ledger import Ledger, Run
 
 __all__ = ["export_rows"]
@@ -43,15 +46,24 @@ def export_rows(
         format: parquet, arrow (IPC) or csv.
 
     Raises:
-        SpecError: there is no such run; or the output holds something else.
+        SpecError: there is no such run; or the output is not a place for files, or holds something else.
+        PreflightError: the output cannot be written.
         DataError: the rows are not kept, or damaged; or csv cannot hold a column.
     """
+    refuse_secrets("--output", output)
+    if problem := root_problem(output):
+        raise SpecError(f"--output {output}: {problem}", next_step="correct --output")
     names = RunNames(file)
     run = names.find(name, lambda run: "materialize" in run.keys and bool(run.keys["materialize"].key))
     storage, target = names.ledger.storage, Storage(output)
     manifest = _manifest_of(names.ledger, run)
     what = {"version": 1, "dataset": manifest.key, "content_digest": manifest.content_digest, "format": format}
+    if format == "csv":
+        _refuse_for_csv(manifest)
     there = _refuse_other(target, what)
+    if failure := storage_failure(target):
+        held = f"--output {output} cannot be {failure.verb}: {failure.error}"
+        raise PreflightError(held, next_step="correct --output, or the credentials and AWS_ENDPOINT_URL")
     target.write_json(BEGUN, what)
     files: list[dict[str, Any]] = []
     for split in dict.fromkeys(manifest.rows):
@@ -77,6 +89,16 @@ def _manifest_of(ledger: Ledger, run: Run) -> DatasetManifest:
         why = f"materialize.cache: {cache}" if manifest is not None else "they were deleted, or never prepared"
         raise DataError(f"the prepared rows of run {run.run} are not on disk ({why})", next_step="export rows of cache: disk")
     return manifest.opened(ledger.storage)
+
+
+def _refuse_for_csv(manifest: DatasetManifest) -> None:
+    """Raise DataError for a column that csv cannot hold, before anything is written."""
+    for info in manifest.feed_schema.columns:
+        kind = parse_type(info.arrow) if info.arrow else pa.null()
+        is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+        if info.shape or info.ragged or info.encoded or is_binary or pa.types.is_nested(kind):
+            held = f"column {info.name!r} of type {info.type_text}"
+            raise DataError(f"csv cannot hold {held}", next_step="use --format parquet or arrow")
 
 
 def _refuse_other(target: Storage, what: dict[str, Any]) -> set[str]:
@@ -110,9 +132,5 @@ def _write(storage: Storage, shard: ShardInfo, target: Storage, path: str, forma
             with pa.ipc.new_file(str(local), table.schema) as writer:
                 writer.write_table(table)
         else:
-            for field in table.schema:
-                if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
-                    held = f"column {field.name!r} of type {field.type}"
-                    raise DataError(f"csv cannot hold {held}", next_step="use --format parquet or arrow")
             pc.write_csv(table, local)
         target.put_file(local, path)

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from penstock.errors import DataError, SpecError
+from penstock.errors import DataError, PreflightError, SpecError
 from penstock.flows.cli import app
 from penstock.flows.export import export as exporting
 from penstock.flows.export.export import export_rows
 from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
@@ -102,6 +103,17 @@ def test_killed_export_is_not_whole_and_is_continued(tmp_path: Path, monkeypatch
     assert (out / "manifest.json").exists() and result["rows"] == 40
 
 
+def test_export_names_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    file, _, _ = finished(tmp_path)
+    with pytest.raises(SpecError, match=r"--output nope://x: there is no store 'nope'"):
+        export_rows(file, "last", "nope://x", "parquet")
+    with pytest.raises(SpecError, match="looks like a secret") as refused:
+        export_rows(file, "last", "s3://me:mypassword@bucket/x", "parquet")
+    assert "mypassword" not in str(refused.value)
+    with pytest.raises(PreflightError, match="--output /proc/x cannot be written"):
+        export_rows(file, "last", "/proc/x", "parquet")
+
+
 def test_export_refuses_other_files_and_damaged_rows(tmp_path: Path) -> None:
     file, _, manifest = finished(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -109,7 +121,11 @@ def test_export_refuses_other_files_and_damaged_rows(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds other files"):
         export_rows(file, "last", str(tmp_path / "mine"), "parquet")
     with pytest.raises(DataError, match="csv cannot hold column 'v'"):
-        export_rows(file, "last", str(tmp_path / "csv"), "csv")
+        export_rows(file, "last", str(tmp_path / "out"), "csv")
+    assert not (tmp_path / "out").exists()  # so that another format can be written there
+    raw = FeedSchema(columns=(ColumnInfo(name="raw", dtype="object", arrow="binary"),))
+    with pytest.raises(DataError, match="csv cannot hold column 'raw' of type binary"):
+        exporting._refuse_for_csv(manifest.model_copy(update={"feed_schema": raw}))
     shard = Storage(str(file.parent / ".penstock")).local_path(manifest.shards_of("train")[0].path)
     shard.chmod(0o644)
     shard.write_bytes(shard.read_bytes()[:-8] + bytes(8))
