@@ -105,7 +105,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("flows/answer.py", "flows/options.py"),
     ),
     "flows/history": ("flows/answer.py", "flows/options.py", "flows/verbs"),
-    "flows/export": ("flows/answer.py", "flows/options.py", "flows/history"),
+    "flows/export": ("flows/spec_file.py", "flows/servers", "flows/answer.py", "flows/options.py", "flows/history"),
     "flows/retention": ("flows/answer.py", "flows/options.py", "flows/spec_file.py"),
     "flows/deploy": (
         *("flows/answer.py", "flows/options.py", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),

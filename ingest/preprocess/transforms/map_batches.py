@@ -48,7 +48,7 @@ KEEP = "_keep"
 FROM = "_from"
 """A column of integers that the function adds if it returns another number of rows: from which of the given rows each is."""
 
-_instances: dict[tuple[type, str, str], Any] = {}
+_instances: dict[tuple[Any, str, str], Any] = {}
 
 _making = threading.RLock()  # a class may load a registered model, which makes classes, too
 
@@ -138,10 +138,10 @@ def ready(transform: Transform[Any], functions: Functions) -> Callable[..., Any]
         DataError: the constructor failed.
     """
     function, params = functions[str(transform.function)], transform.options.params
-    made_of = inspect.unwrap(function)
-    if not inspect.isclass(made_of):
+    if not inspect.isclass(inspect.unwrap(function)):
         return partial(function, **params)
-    key = made_of, getattr(function, "digest", ""), json.dumps(params, sort_keys=True)
+    digest = getattr(function, "digest", "")  # of `UserCode.function`, which wraps anew in each call
+    key = function.__wrapped__ if digest else function, digest, json.dumps(params, sort_keys=True)
     with _making:
         if key not in _instances:
             if len(_instances) >= _MOST_INSTANCES:

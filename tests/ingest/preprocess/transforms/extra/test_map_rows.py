@@ -199,6 +199,20 @@ def test_class_is_made_once_for_equal_params(tmp_path: Path) -> None:
     assert run(tmp_path, "map_batches", HOLDS, table, params=params).table.column("made").to_pylist() == [3, 3]
 
 
+def test_two_wrappers_of_one_class_have_instances_of_their_own(tmp_path: Path) -> None:
+    body = "from functools import wraps\nclass C:\n    def __init__(self, by): self.by = by\n"
+    body += "    def __call__(self, b): return {**b, 'x': b['x'] * self.by}\n"
+    body += "def times(by):\n    @wraps(C, updated=())\n    def made(): return C(by)\n    return made\n"
+    body += "ten, hundred = times(10), times(100)\n"
+    (tmp_path / "user.py").write_text(body)
+    for name, made in (("ten", [10, 20]), ("hundred", [100, 200])):
+        source = Source.of(tmp_path, {}, [{"map_batches": f"user.py:{name}"}])
+        functions = {target: code.function() for target, code in source.code.items()}
+        rows = Rows(pa.table({"x": [1, 2]}), Origin.of_file("part-0.parquet", 0, 2))
+        source.steps[0].transform.apply(rows, (), source.data, functions)
+        assert rows.table.column("x").to_pylist() == made
+
+
 def test_installed_class_is_made_again_for_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site").mkdir()
     text = "class Counts:\n    def __init__(self, file): self.n = len(open(file).read())\n"
