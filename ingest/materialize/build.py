@@ -181,8 +181,7 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
 
     Args:
         deep: on a local disk, also list shards with changed content. A shard is read unless this machine wrote or read it
-        before
-            and its times are unchanged.
+            before and its times are unchanged.
     """
     shards = manifest.opened(storage).shards
     listed = storage.tree("units") if not storage.is_local and manifest.units > _UNITS_LISTED_ONE_BY_ONE else None

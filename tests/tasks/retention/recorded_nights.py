@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards, materialize
 from penstock.ingest.ray_tasks import local_map
@@ -62,8 +64,9 @@ def use_rows(ledger: Ledger, run: Run, source: Source) -> DatasetManifest:
     record = ledger.stage_record(path, key)
     if record is not None:
         manifest = DatasetManifest.model_validate(record.output)
-        if not damaged_shards(ledger.storage, manifest, deep=True):
-            return manifest
+        with contextlib.suppress(DataError):  # the table of the shards is gone
+            if not damaged_shards(ledger.storage, manifest, deep=True):
+                return manifest
     manifest = prepare(source, ledger.storage, key)
     output = manifest.model_dump(mode="json")
     ledger.save_stage(path, StageRecord(stage="materialize", key=key, inputs={}, output=output, seconds=0, made="2026"))

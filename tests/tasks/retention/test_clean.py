@@ -308,8 +308,10 @@ def cleaning_again_and_again(storage: Storage, stop: Path) -> Iterator[subproces
     command = [sys.executable, "-c", CLEANER, storage.root, str(stop)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "begins\n"
-        yield process
-        stop.touch()
+        try:
+            yield process
+        finally:
+            stop.touch()
     assert process.returncode == 0
 
 
