@@ -192,6 +192,9 @@ def split_rows(
 
     Rows that cannot be read have no split: they are yielded under their file's location, with `origin.unreadable`.
     """
+    # Columns that only the rules of splits use are dropped here. A pass that fits transforms may read fewer than the others.
+    read = {column.name for column in snapshot.columns}
+    kept = None if data.columns is None else [name for name in data.columns if name in read]
     for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         if batch.unreadable is not None:
@@ -199,7 +202,7 @@ def split_rows(
             bad = origin.take(~reads.to_numpy(zero_copy_only=False))
             bad.unreadable = batch.unreadable.drop_null()
             lost = batch.table.filter(pc.invert(reads))
-            yield batch.file.location, lost if data.columns is None else lost.select(data.columns), bad
+            yield batch.file.location, lost if kept is None else lost.select(kept), bad
             origin = origin.take(reads.to_numpy(zero_copy_only=False))
             files_read = batch.files
             if len(batch.files) > 1:
@@ -209,8 +212,7 @@ def split_rows(
                 continue
         with phase("transform"):
             codes = split_codes(data, batch.table, batch.files)
-        # Columns that only the rules of splits use are dropped here.
-        rows = batch.table if data.columns is None else batch.table.select(data.columns)
+        rows = batch.table if kept is None else batch.table.select(kept)
         for number, split in enumerate(data.locations):
             mask = codes == number
             if not mask.any():

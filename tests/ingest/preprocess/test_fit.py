@@ -424,6 +424,13 @@ def test_fit_independent_transforms_share_a_pass(tmp_path: Path, between: dict[s
     assert fitted.steps[0].columns[0].center == 2.0
 
 
+def test_fit_second_pass_reads_few_of_the_chosen_columns(tmp_path: Path) -> None:
+    rows = {"x": [1.0, None, 3.0], "z": [1, 2, 3], "unread": [1, 1, 1], "label": ["p", "q", "p"]}
+    steps = [{"imputer": {"columns": ["x"]}}, {"standard_scaler": {"columns": ["x"]}}, LEARN]
+    source = Source.of(tmp_path, {"train/a.parquet": pa.table(rows)}, steps, label="label", columns=["x", "z", "label"])
+    assert source.fit().steps[1].columns[0].center == 2.0
+
+
 DECODE: dict[str, Any] = {"decode_image": {"column": "image"}}
 LEARN: dict[str, Any] = {"label_encoder": {"column": "label"}}
 CODE = """\
