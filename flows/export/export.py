@@ -72,7 +72,7 @@ def export_rows(
             if path not in there:  # a file is there as a whole or not at all
                 _write(storage, shard, target, path, format)
             files.append({"path": path, "split": split, "rows": shard.rows})
-            report(f"{path}: {shard.rows:,} rows")
+            report(f"{path}: {shard.rows:,} rows" + (", there already" if path in there else ""))
     columns = [{"name": info.name, "type": info.type_text} for info in manifest.feed_schema.columns]
     whole = {**what, "run": run.run, "rows": dict(manifest.rows), "columns": columns, "files": files}
     target.write_json(MANIFEST, whole)

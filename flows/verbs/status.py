@@ -36,9 +36,8 @@ def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage,
         loaded = load_spec(file or here, overrides)
         return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name if file is not None else None
     if not Path(".penstock").is_dir():
-        raise SpecError(
-            "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
-        )
+        advice = "go to its folder, or name the pipeline file: status FILE, log FILE; the other commands take --file FILE"
+        raise SpecError("no pipeline.yaml and no .penstock in this folder", next_step=advice)
     return Storage(".penstock"), Path(".penstock").resolve(), None
 
 

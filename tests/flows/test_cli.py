@@ -61,7 +61,7 @@ def test_help_of_file_arguments_names_kind_and_default() -> None:
     helps = {(name, param.name): param.help for name, command in commands.items() for param in command.params}
     assert not [where for where, text in helps.items() if not text]
     files = {name: text for (name, param), text in helps.items() if param == "file"}
-    of_plugins = {"probe", "tune", "predict", "log", "compare", "rows", "report", "clean", "deploy"}
+    of_plugins = {"probe", "tune", "predict", "log", "compare", "rows", "report", "export", "clean", "deploy"}
     assert files.keys() - of_plugins == {"check", "plan", "run", "status", "rollback", "ui"}
     assert all("pipeline file, or a folder that holds pipeline.yaml" in text for text in files.values())
     needed = {name for name, command in commands.items() for param in command.params if param.name == "file" and param.required}
