@@ -51,8 +51,8 @@ def plain_files(
             Then each file has all columns, whatever its folders are called.
     """
     kinds = {field.name: _kind(field.type) for field in schema if field.name not in partitions}
-    kinds = {name: canonical_type(schema.field(name).type) for name in partitions}
-    if not names or not all(any(test(kind) for test in _FROM_TEXT) for kind in kinds.values()):
+    of_folders = {name: canonical_type(schema.field(name).type) for name in partitions}
+    if not names or not all(any(test(kind) for test in _FROM_TEXT) for kind in of_folders.values()):
         return None
     folders = [] if by_id else [values_in_folders(name) for name in names]
     if any(found != {name: values[number] for name, values in partitions.items()} for number, found in enumerate(folders)):
@@ -69,7 +69,7 @@ def plain_files(
         except Exception:  # what cannot be opened so may be opened by the table's library, which has settings of its own
             return None
     return (
-        TableFiles(root=root, names=tuple(names), types={name: type_text(kind) for name, kind in kinds.items()})
+        TableFiles(root=root, names=tuple(names), types={name: type_text(kind) for name, kind in of_folders.items()})
         if alike
         else None
     )

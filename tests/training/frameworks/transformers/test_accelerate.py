@@ -26,7 +26,7 @@ pytest.importorskip("accelerate", reason='pip install "penstock[transformers]"; 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
