@@ -4,11 +4,11 @@
 #   VENV         where the environment goes (default .venv)
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
-#   PYTEST_WORKERS  processes that run test files side by side (default 3, as tests mostly wait for the processes they start; 4 in
-#                `make drills`, where one test waits ten minutes)
+#   PYTEST_WORKERS  processes that run test files side by side (default 4 on two cores, as tests mostly wait for the processes they
+#                start; 3 in `make frameworks`, whose libraries each process imports)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
-#   THIRD        0, 1 or 2: of `make drills` and `make frameworks` only every third file, as CI does
+#   THIRD        0, 1 or 2: of `make drills` and `make frameworks` only a third of the files, as CI does
 #   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
 
@@ -27,7 +27,7 @@ PYTEST_WORKERS ?=
 MARKS ?=
 PYTEST_ARGS ?=
 THIRD ?=
-SIDE_BY_SIDE := 3
+SIDE_BY_SIDE := 4
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
@@ -68,6 +68,7 @@ FRAMEWORKS := tests/training/frameworks/transformers tests/training/frameworks/k
 WITH_LIBRARIES := tests/ingest/formats/containers/test_containers.py::test_what_the_library_itself_has_saved_is_read \
 	tests/ingest/preprocess/transforms/test_text.py::test_recipe_page_tokenizer_makes_token_lists
 
+frameworks: SIDE_BY_SIDE := 3
 frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(OF_THIRD) $(PYTEST_ARGS)
 
@@ -79,7 +80,6 @@ frameworks-environment: $(BIN)/pip
 $(BIN)/pip:
 	@$(MAKE) --no-print-directory install
 
-drills: SIDE_BY_SIDE := 4
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (20 minutes and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(OF_THIRD) $(PYTEST_ARGS)
 

@@ -144,7 +144,7 @@ def _on(device: torch.device, image: Tensor, label: Tensor) -> tuple[Tensor, Ten
 def _feed(home: Path) -> CachedFeed:
     order = make_order(ShuffleSpec(seed=17), ROWS.rows)
     made = manifest(ROWS, home / "penstock")
-    return open_cached_feed(Storage(str(home / "penstock")), made, "train", batch_rows=BATCH, order=order)
+    return open_cached_feed([(Storage(str(home / "penstock")), made)], "train", batch_rows=BATCH, order=order)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def main() -> None:
 def _rounds(programs: Mapping[str, partial[None]], rows: int, scratch: Path, rounds: int) -> dict[str, list[float]]:
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     os.environ["POLARS_MAX_THREADS"] = "1"  # in each of the two processes
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 

@@ -49,7 +49,7 @@ def main() -> None:
     programs[OURS] = partial(_with_penstock, source)
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 
         def measure(name: str) -> float:

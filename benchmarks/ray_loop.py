@@ -56,7 +56,7 @@ from ray.train.torch import TorchTrainer
 from loop import train_func
 
 source, stored, config = sys.argv[1], sys.argv[2] == "stored", json.loads(sys.argv[3])
-ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=4 << 30)
+ray.init("local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False, object_store_memory=4 << 30)
 ray.data.DataContext.get_current().enable_progress_bars = False
 data = ray.data.read_parquet(source)
 TorchTrainer(

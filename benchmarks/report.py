@@ -38,6 +38,8 @@ own rate stands beside it: *numpy copy in order* copies neighbouring rows and sh
 - The consumers do nothing with their batches. penstock notices that and gathers without its thread; "always a thread" shows
   what the thread would cost.
 - In the first round a whole epoch of every contender but Ray's was checked: each row came once.
+- These rows are of before `shuffle.lanes`. Lanes beside one lane, in the same rounds (2026-11-28, AMD EPYC): of the table 0.97
+  with one consumer and 1.02 with two (global), 0.94 and 1.19 (windowed); of images 0.99 and 1.22, 0.96 and 1.05.
 - The contenders do not promise the same. penstock's global order continues exactly at any batch on any number of ranks.
   LitData, WebDataset and Ray's local shuffle mix rows of one shard or buffer only. "numpy take into a reused buffer" hands out
   the same memory for every batch.
@@ -66,8 +68,10 @@ SCALE = """\
 
 Does anything grow with shards, ranks or runs? Shards have a million rows, so the right column is 10^12 rows; a feed is that of
 the last of 1,024 ranks, each with 256 rows of a step. Contents are faked: all shards are one file, and a store makes up what it
-lists, without a network. All else is what a run does. Each figure is of a process of its own; seconds are CPU seconds. `plan`
-checks every shard in the store, as a run that reuses them does; a listing of a store has 1,000 names a request.
+lists, without a network. All else is what a run does. Each figure is of a process of its own; seconds are CPU seconds, measured
+beside other work. `plan` checks every shard in the store, as a run that reuses them does; a listing of a store has 1,000 names
+a request. Requests of a rank are counted over whole epochs of shards of 16 rows: one for each shard of its lanes, and two to
+open.
 """
 
 PREPARE = """\
@@ -189,7 +193,8 @@ prepares the rows for its network.
 """
 
 ONE_ROW = """\
-One row of that template, from what a caller gives to what the network takes, median of {requests:,} requests:
+One row of that template, from what a caller gives to what the network takes, median of {requests:,} requests
+(2026-11-28, beside other work):
 """
 
 START = """\
@@ -200,6 +205,21 @@ From the command to the first optimizer step of the tabular template on two work
 """
 
 TUNE = """\
+### Wide and heavy rows
+
+A worker holds its libraries (280 MB), its model, and of the feed at most four batches: one in use, one being filled, two
+gathered ahead (`GROUP_BYTES`, 4 MB, for smaller ones). The shards themselves are mapped: those pages the kernel takes back.
+Measured over `open_feed` with rows of 140 MB (`float64[17500000]`), 2026-11-28, AMD EPYC, private memory above the libraries:
+
+| batch_rows | a consumer that only reads | a consumer that works between batches |
+|---|---|---|
+| 1 | 1.96 batches (274 MB) | 3.91 batches (547 MB) |
+| 2 | 1.95 batches (547 MB) | 3.91 batches (1,094 MB) |
+| 4 | 1.95 batches (1,094 MB) | |
+
+A task that prepares such rows held 2.1 GB at most, 15 of them: a file of four is read, converted, hashed and written at once.
+Of 5,000 columns (8,000 rows, 1,000 classes, a scaler, a concatenator, a label encoder) it held 385 MB, the command 699 MB.
+
 ## Sweeps
 
 {trials} trials of the tabular template with {hidden:,} hidden units, {epochs} epochs of 11 steps each, one worker a
@@ -351,10 +371,22 @@ def _scale() -> list[str]:
     row("its memory", found["plan"], "peak_mb", "MB")
     row("listing as many objects", found["listing"], "cpu_s", "s")
     row("its memory", found["listing"], "peak_mb", "MB")
+    for name, of in found["epoch"].items():
+        row(f"{name}: requests of a rank in its first epoch, with those to open", of, "first_requests", "")
+        row(f"{name}: requests of a rank in its second epoch", of, "epoch_1_requests", "")
+    if many in found["reused"]:
+        row("a reused run of as many source files, up to the order", found["reused"], "with_children_cpu_s", "s")
+        row("its memory", found["reused"], "peak_mb", "MB")
+        row("its requests", found["reused"], "requests", "")
     few, many = list(found["ledger"])
     lines += ["", f"| | {few} runs | {int(many):,} |", "|---|---|---|"]
     for verb in ("status", "log", "plan"):
         row(f"`penstock {verb}`", found["ledger"], f"{verb}_cpu_s", "s")
+    if "columns" in found:
+        few, many = list(found["columns"])
+        lines += ["", f"| | {int(few):,} columns | {int(many):,} |", "|---|---|---|"]
+        row("read, fit a scaler, materialize 200 rows of CSV", found["columns"], "cpu_s", "s")
+        row("memory", found["columns"], "peak_mb", "MB")
     return [*lines, ""]
 
 

@@ -5,12 +5,19 @@
 Contents are faked: all shards are one file, and a store lists objects that it makes up. All else is penstock's own code: the
 table of shards, the order, the feed, `plan`, `run`, `status` and `log`. Each measurement is a process of its own, so that its
 peak of memory is its own, and stands beside the same one on a hundredth.
+
+`epoch` reads a whole epoch of a rank from a store, whose shards are of 16 rows each and differ in eight bytes. `reused` runs
+all stages up to the order again, of as many source files in a store as there are shards: the records of the run before are
+made up. `columns` prepares 200 rows of CSV with so many columns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import functools
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -23,13 +30,15 @@ from typing import Any
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from benchmarks.machine import describe
 from benchmarks.outcome import options_parser, save
-from penstock.digest import file_digest
+from penstock.digest import bytes_digest, file_digest
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.files.listing import list_location
@@ -48,8 +57,14 @@ SHARDS, ROWS = (10**4, 10**6), 10**6
 RANKS, BATCH = 1024, 256
 """Ranks, and the rows of one in a step."""
 
+SMALL_ROWS = 16
+"""Rows of a shard whose whole epochs are read."""
+
 RUNS = (20, 2000)
 """Runs on record."""
+
+COLUMNS = (1000, 20_000)
+"""Columns of the widest rows."""
 
 WINDOWED = {"mode": "windowed", "window_rows": 64 * ROWS}
 ORDERS: dict[str, dict[str, Any]] = {
@@ -73,26 +88,54 @@ def make_dataset(folder: Path, shards: int) -> DatasetManifest:
     file = folder / "shard.arrow"
     values = np.arange(ROWS, dtype=np.float32)
     write_shard(file, [with_provenance(pa.table({"x": tensor_array(values)}), np.zeros(ROWS), np.arange(ROWS))])
-    size, digest = file.stat().st_size, file_digest(file)
+    return _manifest(folder, f"of-{shards}", file.stat().st_size, ROWS, [file_digest(file)] * shards)
+
+
+def make_small(folder: Path, shards: int) -> DatasetManifest:
+    """Write the manifest of so many shards that differ, and what they are made of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_shard(folder / "small.arrow", [with_provenance(pa.table({"x": tensor_array(_MARK)}), *([np.arange(SMALL_ROWS)] * 2))])
+    shard = _SmallShard(folder)
+    return _manifest(
+        folder, f"small-{shards}", len(shard.of(0)), SMALL_ROWS, [bytes_digest(shard.of(n)) for n in range(shards)]
+    )
+
+
+_MARK = np.arange(SMALL_ROWS, dtype=np.float32) + 0.7
+"""Values of the small shard, by which they are found in its file."""
+
+
+class _SmallShard:
+    """Makes the bytes of shard `number`: its first two values are the number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bytes = (folder / "small.arrow").read_bytes()
+        self._at = self._bytes.index(_MARK.tobytes())
+
+    def of(self, number: int) -> bytes:
+        return self._bytes[: self._at] + number.to_bytes(8, "little") + self._bytes[self._at + 8 :]
+
+
+def _manifest(folder: Path, key: str, size: int, rows: int, digests: list[str]) -> DatasetManifest:
     table = ShardTable.of(
         [
             ShardInfo(
                 path=f"units/{number // 4:032x}/train-{number % 4:05d}.arrow",
                 split="train",
-                rows=ROWS,
+                rows=rows,
                 size_bytes=size,
                 digest=digest,
                 unit=f"{number // 4:032x}",
             )
-            for number in range(shards)
+            for number, digest in enumerate(digests)
         ]
     )
     manifest = DatasetManifest(
-        key=f"of-{shards}",
+        key=key,
         feed_schema=SCHEMA,
-        rows={"train": shards * ROWS},
+        rows={"train": len(digests) * rows},
         table=table,
-        units=shards // 4,
+        units=len(digests) // 4,
         content_digest="scale",
         split_digests=dict.fromkeys(("train", "validation", "test"), "scale"),
     )
@@ -109,7 +152,7 @@ def feed_case(folder: Path, shards: int, name: str) -> dict[str, Any]:
     spec = ShuffleSpec.model_validate(ORDERS[name])
     order = make_order(spec, shards * ROWS, manifest.shards_of("train").rows, RANKS * BATCH)
     rank = RANKS - 1
-    feed = open_cached_feed(storage, manifest, "train", order=order, batch_rows=RANKS * BATCH, rank=rank, world_size=RANKS)
+    feed = open_cached_feed([(storage, manifest)], "train", order=order, batch_rows=RANKS * BATCH, rank=rank, world_size=RANKS)
     opened, open_mb = time.process_time() - began, _peak_mb()
     ids = min(_ids_ms(feed) for _ in range(5))
     own = order.lane_rows.shards_of(*lanes_of(rank, RANKS, order.lanes))
@@ -124,12 +167,41 @@ def feed_case(folder: Path, shards: int, name: str) -> dict[str, Any]:
     }
 
 
+def epoch_case(folder: Path, shards: int, name: str) -> dict[str, Any]:
+    """Read two epochs of the last rank from a store, whose shards stay on the node; in a process of its own."""
+    _use_store()
+    cache = folder / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    os.environ["PENSTOCK_CACHE_DIR"] = str(cache)
+    storage = Storage(f"scale://{folder}")
+    manifest = DatasetManifest.model_validate(storage.read_json(f"datasets/small-{shards}/manifest.json")).opened(storage)
+    spec = ShuffleSpec.model_validate({**ORDERS[name], "window_rows": 64 * SMALL_ROWS * RANKS})
+    order = make_order(spec, shards * SMALL_ROWS, manifest.shards_of("train").rows, RANKS)
+    feed = open_cached_feed([(storage, manifest)], "train", order=order, batch_rows=RANKS, rank=RANKS - 1, world_size=RANKS)
+    found: dict[str, Any] = {"open_requests": FakedStore.requests}
+    for epoch in range(2):
+        before, began, rows = FakedStore.requests, time.process_time(), 0
+        for batch in feed.batches(epoch):
+            rows += batch.rows
+        found |= {
+            f"epoch_{epoch}_requests": FakedStore.requests - before,
+            "rows": rows,
+            f"epoch_{epoch}_cpu_s": time.process_time() - began,
+        }
+    own = order.lane_rows.shards_of(*lanes_of(RANKS - 1, RANKS, order.lanes))
+    shutil.rmtree(cache)
+    first = found["open_requests"] + found["epoch_0_requests"]
+    return {**found, "first_requests": first, "own_shards": len(own), "peak_mb": _peak_mb()}
+
+
 class FakedStore(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """A store of records in a local folder, which makes up units and objects. Counts requests: a listing has 1,000 names."""
 
     protocol = "scale"
     cachable = False
     requests, units, shard_bytes = 0, 0, 0
+    source: Path | None = None
+    """The content of every object."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -164,6 +236,9 @@ class FakedStore(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         if path.endswith("/units"):
             units = (self._unit(f"{path}/{unit:032x}") for unit in range(self.units))
             found = {info["name"]: info for unit in units for info in unit}
+        elif "/objects-" not in path:
+            self._asked()
+            return self._local.find(path, maxdepth, withdirs, detail, **options)
         else:
             objects = (self._object(path, number) for number in range(int(path.rpartition("-")[2])))
             found = {info["name"]: info for info in objects}
@@ -172,25 +247,66 @@ class FakedStore(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
 
     @staticmethod
     def _object(folder: str, number: int) -> dict[str, Any]:
-        name = f"{folder}/day={number // 1000:04d}/part-{number:07d}.parquet"
-        facts = {"ETag": f'"{number:032x}"', "LastModified": dt.datetime(2026, 11, 28, tzinfo=dt.UTC), "Size": 1 << 20}
-        return {"Key": name, **facts, "StorageClass": "STANDARD", "size": 1 << 20, "type": "file", "name": name}
+        name = f"{folder}/{number // 1000:04d}/part-{number:07d}.parquet"
+        size = FakedStore.source.stat().st_size if FakedStore.source is not None else 1 << 20
+        facts = {"ETag": f'"{number:032x}"', "LastModified": dt.datetime(2026, 11, 28, tzinfo=dt.UTC), "Size": size}
+        return {"Key": name, **facts, "StorageClass": "STANDARD", "size": size, "type": "file", "name": name}
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         """Return facts of a file."""
         self._asked()
-        found: dict[str, Any] = self._local.info(self._strip_protocol(path))
+        path = self._strip_protocol(path)
+        if "/objects-" in path:
+            return self._object(path.rsplit("/", 2)[0], int(path[-15:-8]))
+        found: dict[str, Any] = self._local.info(path)
         return found
 
     def isfile(self, path: str) -> bool:
         """Tell whether a path is a file."""
-        return "/objects-" not in path and bool(super().isfile(path))
+        return path.endswith(".parquet") or ("/objects-" not in path and bool(super().isfile(path)))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Read a file."""
         self._asked()
-        content: bytes = self._local.cat_file(self._strip_protocol(path), start, end)
+        content: bytes = self._local.cat_file(self._place(path), start, end)
         return content
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        self._asked()
+        return open(self._place(path), mode)
+
+    def _place(self, path: str) -> str:
+        return str(self.source) if "/objects-" in path else self._strip_protocol(path)
+
+    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
+        """Fetch a small shard, which is made up."""
+        self._asked()
+        root, _, name = self._strip_protocol(rpath).rpartition("/units/")
+        unit, _, shard = name.partition("/train-")
+        Path(lpath).write_bytes(_small(root).of(4 * int(unit, 16) + int(shard.removesuffix(".arrow"))))
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        """Write a file."""
+        self._asked()
+        path = self._strip_protocol(path)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb" if mode == "create" else "wb") as file:
+            file.write(value)
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file."""
+        self._asked()
+        Path(self._strip_protocol(path)).unlink()
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete a file or a folder."""
+        self._asked()
+        self._local.rm(self._strip_protocol(path), recursive=recursive)
+
+
+@functools.cache
+def _small(root: str) -> _SmallShard:
+    return _SmallShard(Path(root))
 
 
 def _use_store() -> None:
@@ -210,6 +326,16 @@ def listing_case(folder: Path, objects: int, _variant: str) -> dict[str, Any]:
 
 def plan_case(folder: Path, shards: int, _variant: str) -> dict[str, Any]:
     """Plan a run whose rows are so many shards in a store: its checks are those of a run that reuses them."""
+    return _recorded(folder, shards, "planned", files=1)
+
+
+def reused_case(folder: Path, shards: int, _variant: str) -> dict[str, Any]:
+    """Run such a run again, of as many source files."""
+    return _recorded(folder, shards, "rerun", files=shards)
+
+
+def _recorded(folder: Path, shards: int, case: str, files: int) -> dict[str, Any]:
+    """Make up the records of a run of so many source files and shards, and measure `case` on it."""
     from penstock.flows.spec_file import load_spec
     from penstock.flows.verbs.init import create_project
     from penstock.ingest.preprocess.fit import fit_preprocess
@@ -220,15 +346,21 @@ def plan_case(folder: Path, shards: int, _variant: str) -> dict[str, Any]:
     from penstock.tasks.shuffle import train_order
 
     _use_store()
-    own = folder / f"project-{shards}"
+    own = folder / f"project-{case}-{shards}"
     shutil.rmtree(own, ignore_errors=True)
     create_project(own, "tabular")
     state, settings = own / "state", ["train.workers=1", f"storage=scale://{own / 'state'}", "train.batch_rows=1024"]
     (state / "units").mkdir(parents=True, exist_ok=True)
-    loaded = load_spec(own / "pipeline.yaml", settings)
-    project, ledger = loaded.project, Ledger(Storage(str(state)))
+    project = load_spec(own / "pipeline.yaml", settings).project
     snapshot = read_source(project.spec.data, list(project.files), silent)
     fitted = fit_preprocess(project.spec.data, project.spec.preprocess, snapshot, {}, silent, parallel=local_map)
+    if files > 1:
+        FakedStore.source = own / "source.parquet"
+        pq.write_table(pa.csv.read_csv(own / "data" / "breast_cancer.csv"), FakedStore.source)
+        settings += ["data.format=parquet", f"data.train=scale://bucket/objects-{files}"]
+        project = load_spec(own / "pipeline.yaml", settings).project
+        found = tuple(file.with_facts(rows=ROWS) for file in project.files)
+        snapshot = snapshot.model_copy(update={"format": "parquet", "files": found})
     made = DatasetManifest.model_validate(Storage(str(folder)).read_json(f"datasets/of-{shards}/manifest.json"))
     made = made.opened(Storage(str(folder)))
     order = train_order(project.spec.shuffle, made, project.spec.train.batch_rows)
@@ -239,12 +371,12 @@ def plan_case(folder: Path, shards: int, _variant: str) -> dict[str, Any]:
         "shuffle": {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint},
     }
     made.write(Storage(str(state)))
+    ledger = Ledger(Storage(str(state)))
     for stage, output in outputs.items():
-        key = stage_keys(project, ledger.stage_output)[stage].key
-        record = StageRecord(stage=stage, key=key, inputs={}, output=output, seconds=0, made=utc_now())
-        ledger.save_stage(f"stages/{stage}/{key}.json", record)
-    FakedStore.units, FakedStore.shard_bytes = shards // 4, made.shards[0].size_bytes
-    return _apart("planned", shards, json.dumps([str(own / "pipeline.yaml"), settings, made.shards[0].size_bytes]))
+        key = stage_keys(project, ledger.stage_output)[stage]
+        record = StageRecord(stage=stage, key=key.key, inputs=key.inputs, output=output, seconds=0, made=utc_now())
+        ledger.save_stage(f"stages/{stage}/{key.key}.json", record)
+    return _apart(case, shards, json.dumps([str(own / "pipeline.yaml"), settings, made.shards[0].size_bytes]))
 
 
 def planned_case(_folder: Path, shards: int, variant: str) -> dict[str, Any]:
@@ -260,6 +392,68 @@ def planned_case(_folder: Path, shards: int, variant: str) -> dict[str, Any]:
     took, actions = time.process_time() - began, [stage["action"] for stage in planned["stages"]]
     assert actions[:4] == ["reuse"] * 4, planned["stages"]
     return {"cpu_s": took, "imports_mb": base, "peak_mb": _peak_mb(), "requests": FakedStore.requests}
+
+
+def rerun_case(_folder: Path, shards: int, variant: str) -> dict[str, Any]:
+    """Run what `reused_case` has made twice, and measure the second, in processes of their own: the first begins the run."""
+    file, settings, size = json.loads(variant)
+    code = f"from benchmarks.scale import rerun; rerun({shards}, {file!r}, {settings!r}, {size})"
+    for _ in range(2):
+        before = _children_s()
+        done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**found, "with_children_cpu_s": _children_s() - before}
+
+
+def rerun(shards: int, file: str, settings: list[str], size: int) -> None:
+    """Run a pipeline up to its order by the command, in this process."""
+    from penstock.flows.cli import main as command
+
+    _use_store()
+    FakedStore.units, FakedStore.shard_bytes, FakedStore.source = shards // 4, size, Path(file).parent / "source.parquet"
+    sys.argv = ["penstock", "run", file, "--until", "shuffle", *(part for setting in settings for part in ("--set", setting))]
+    began = time.process_time()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            command()
+    except SystemExit as end:
+        assert not end.code, f"the run ended with {end.code}"
+    took = time.process_time() - began
+    print(json.dumps({"cpu_s": took, "peak_mb": _peak_mb(), "requests": FakedStore.requests}))
+
+
+def columns_case(folder: Path, columns: int, _variant: str) -> dict[str, Any]:
+    """Prepare 200 rows of CSV with so many columns in this process: read, fit a scaler of all of them, and materialize."""
+    from penstock.flows.spec_file import load_spec
+    from penstock.ingest.materialize.build import materialize
+    from penstock.ingest.preprocess.chain import Preparation
+    from penstock.ingest.preprocess.fit import fit_preprocess
+    from penstock.ingest.ray_tasks import local_map
+    from penstock.ingest.read.snapshot import read_source
+
+    own = folder / f"columns-{columns}"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    values = np.random.default_rng(0).standard_normal((200, columns)).astype(np.float32)
+    table = pa.table({**{f"c{number}": column for number, column in enumerate(values.T)}, "y": np.arange(200) % 2})
+    pyarrow.csv.write_csv(table, own / "rows.csv")
+    (own / "model.py").write_text("class Net: ...\n")
+    (own / "pipeline.yaml").write_text(
+        "name: columns\ndata: {format: csv, train: rows.csv, validation: {fraction: 0.2}, label: y}\n"
+        "preprocess: [standard_scaler: {columns: '*'}, label_encoder]\ntrain: {recipe: model.py:Net}\n"
+    )
+    began = time.process_time()
+    project = load_spec(own / "pipeline.yaml").project
+    spec = project.spec
+    snapshot = read_source(spec.data, list(project.files), silent)
+    fitted = fit_preprocess(spec.data, spec.preprocess, snapshot, {}, silent, parallel=local_map)
+    preparation = Preparation(spec.data, spec.preprocess, fitted, snapshot, {})
+    storage = Storage(str(own / "state"))
+    made = materialize(
+        key="rows", preparation=preparation, spec=spec.materialize, storage=storage, progress=silent, parallel=local_map
+    )
+    assert len(made.feed_schema.columns) == columns + 1
+    return {"cpu_s": time.process_time() - began, "peak_mb": _peak_mb()}
 
 
 def ledger_case(folder: Path, runs: int, _variant: str) -> dict[str, Any]:
@@ -312,10 +506,22 @@ def _starts(feed: CachedFeed, count: int) -> Iterator[int]:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    """Peak of this process's own memory and of the files that it maps; `ru_maxrss` would begin with that of the parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e3
 
 
-CASES = {"feed": feed_case, "listing": listing_case, "plan": plan_case, "planned": planned_case, "ledger": ledger_case}
+CASES = {
+    "feed": feed_case,
+    "epoch": epoch_case,
+    "listing": listing_case,
+    "plan": plan_case,
+    "planned": planned_case,
+    "reused": reused_case,
+    "rerun": rerun_case,
+    "ledger": ledger_case,
+    "columns": columns_case,
+}
 
 
 def main() -> None:
@@ -333,10 +539,15 @@ def main() -> None:
         make_dataset(folder, shards)
         for name in ORDERS:
             found.setdefault("feed", {}).setdefault(name, {})[str(shards)] = _apart("feed", shards, name)
-        for case in ("plan", "listing"):
+        make_small(folder, shards)
+        for name in ("global", "windowed by shards"):
+            found.setdefault("epoch", {}).setdefault(name, {})[str(shards)] = _apart("epoch", shards, name)
+        for case in ("plan", "listing", "reused"):
             found.setdefault(case, {})[str(shards)] = _apart(case, shards, "-")
     for runs in RUNS:
         found.setdefault("ledger", {})[str(runs)] = _apart("ledger", runs, "-")
+    for columns in COLUMNS:
+        found.setdefault("columns", {})[str(columns)] = _apart("columns", columns, "-")
     save(options.out, "scale", {"machine": describe(("numpy", "pyarrow", "torch")), **found})
 
 

@@ -55,7 +55,7 @@ def loop(config):
     if rank == 0:
         open(mark, "w").write(str(time.time()))
 
-ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+ray.init("local", num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 TorchTrainer(
     loop,
     scaling_config=ScalingConfig(num_workers=2),

@@ -115,7 +115,7 @@ def _train(file: Path, values: dict[str, object], folder: Path) -> str:
     from penstock.training.checkpoint.outcome import outcome_of
 
     loaded = load_spec(file, [f"{key}={value}" for key, value in values.items()])
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    project = Project(loaded.spec, loaded.base_dir)
     ledger = Ledger(project.storage)
     keys = stage_keys(project, ledger.stage_output)
     prepared, shuffled = (ledger.stage_output(name, keys[name].key) for name in ("materialize", "shuffle"))

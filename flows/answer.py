@@ -64,11 +64,10 @@ def answer(
     work: Callable[[], dict[str, Any]],
     as_json: bool,
     *,
-    code: Callable[[dict[str, Any]], int] = lambda _result: 0,
     again: str = "",
     run: str = "",
 ) -> None:
-    """Do the work, print its result, and exit with its code.
+    """Do the work, print its result, and exit with 0 or the code of its error.
 
     Args:
         again: the command that continues work stopped by a signal.
@@ -77,8 +76,7 @@ def answer(
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
         with hiding_secrets(), reporting_machine_errors():
-            result = work()
-        exit_code = code(result)
+            result, exit_code = work(), 0
     except PenstockError as error:
         if isinstance(error, Interrupted):
             _on_signals(signal.SIG_IGN)  # a second signal must not prevent the answer

@@ -116,8 +116,6 @@ def run(
         result = run_loaded(loaded, fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
         print_note(f"see it: {page}")
-        if result.get("list_url"):
-            print_note(f"all runs: {result['list_url']}")
         return result
 
     command = run_command(file, overrides or [])
@@ -166,7 +164,6 @@ def ui(
             "the current folder."
         ),
     ] = None,
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page on 127.0.0.1; 0 picks a free one.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow and Prefect pages of a pipeline's runs and print their addresses; Ctrl-C closes them."""
@@ -174,7 +171,7 @@ def ui(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.ui import serve_ui
 
-        return serve_ui(file, mlflow_port, print_note)
+        return serve_ui(file, print_note)
 
     answer(work, as_json)
 
@@ -214,7 +211,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | str, ...]] = {
     ),
     "Use models, and operate": (
         *("penstock.flows.predict.command:predict", rollback, "penstock.flows.retention.command:clean"),
-        *("penstock.flows.deploy.command:deploy", "penstock.flows.doctor.command:doctor"),
+        "penstock.flows.deploy.command:deploy",
     ),
 }
 """The verbs in the order of the help. One that a plug-in brings is named by its place, and left out if that was deleted."""

@@ -18,7 +18,7 @@ from penstock.errors import Interrupted, PenstockError, ShardError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import NOTABLE, FlowEndedOffline, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, open_attempt, reconfirm_run
-from penstock.flows.run.reporter import make_reporter
+from penstock.flows.run.reporter import ConsoleReporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.services import prepare_environment
 from penstock.lease import LeaseHolder
@@ -41,7 +41,7 @@ def pipeline(request: RunRequest) -> State[Any]:
     The result is the data of the completed or cancelled state; if the attempt fails, the error's `result`.
     """
     prepare_environment()
-    reporter = make_reporter()
+    reporter = ConsoleReporter()
     preflight = request.preflight()
     loaded, project = preflight.loaded, preflight.project
     stopping = StopRequest()
@@ -54,10 +54,11 @@ def pipeline(request: RunRequest) -> State[Any]:
         need_ray = RayOnDemand(loaded, reporter, stopping, stack)
         before = None
         while True:
-            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_announce_wait, reporter)):
+            on_wait = partial(_announce_wait, reporter)
+            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, on_wait) as at_work:
                 held.close()
-                ctx = open_attempt(request, reporter, stopping, need_ray, held, before)
-                ctx.on_report = request.on_report
+                ctx = open_attempt(request, reporter, stopping, need_ray, held, before, at_work)
+                ctx.on_report, ctx.may_overlap = request.on_report, request.until not in ("materialize", "shuffle")
             before = ctx.before
             try:
                 end = _attempt(ctx, request)
@@ -113,7 +114,7 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
     complete = request.until in (None, STAGES[-1])
     result = close_attempt(ctx, "done" if complete else "partial")
     notable = result.get("look_at", ())
-    apply_retention = optional("penstock.flows.retention.apply:apply_retention") if complete else None
+    apply_retention = optional("penstock.flows.retention.clean:apply_retention") if complete else None
     data = {**result, **(apply_retention(ctx) if apply_retention is not None else {})}
     message = "\n".join([f"run {ctx.run.run}", *notable])
     return Completed(message=message, data=data, name=NOTABLE if notable else "Completed")
@@ -121,14 +122,24 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
 
 def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
     """Perform the stages up to `request.until`. False, before `train`: the keys of the prepared rows decide for another run."""
-    for stage in ALL_STAGES:
-        ctx.stopping.check()
-        if stage.name == "train" and not reconfirm_run(ctx, fresh=request.fresh):
-            return False
-        _perform_on_whole_rows(ctx, stage)
-        if stage.name == request.until:
-            break
-    return True
+    try:
+        for stage in ALL_STAGES:
+            ctx.stopping.check()
+            if stage.name == "train" and not reconfirm_run(ctx, fresh=request.fresh):
+                if ctx.overlapped is not None:  # the next attempt decides by the recorded rows
+                    ctx.overlapped.settle(wait=True)
+                return False
+            if ctx.overlapped is not None and stage.name not in ("shuffle", "train"):
+                ctx.overlapped.settle(wait=True)
+            _perform_on_whole_rows(ctx, stage)
+            if stage.name == request.until:
+                break
+        if ctx.overlapped is not None:
+            ctx.overlapped.settle(wait=True)
+        return True
+    finally:
+        if ctx.overlapped is not None:
+            ctx.overlapped.end()
 
 
 def _perform_on_whole_rows(ctx: RunContext, stage: Stage) -> None:

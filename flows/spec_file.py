@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -13,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from penstock.config import Section
+from penstock.config import Section, leaves
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
@@ -44,21 +45,20 @@ Problem = tuple[str, str]
 """(dotted path, message)"""
 
 
+@dataclass(eq=False)
 class LoadedSpec:
-    """A checked pipeline spec and where each value came from.
+    """A checked pipeline spec and where each value came from."""
 
-    Attributes:
-        spec: the spec, with `storage` made absolute.
-        file: the pipeline file, absolute.
-        overrides: the `--set` texts, in order.
-        origins: dotted path of every leaf -> `file:line`, `--set` or `default`.
-    """
-
-    def __init__(self, spec: PipelineSpec, file: Path, overrides: Sequence[str], origins: dict[str, str]) -> None:
-        self.spec = spec
-        self.file = file
-        self.overrides = tuple(overrides)
-        self.origins = origins
+    spec: PipelineSpec
+    """The spec, with `storage` made absolute."""
+    file: Path
+    """The pipeline file, absolute."""
+    overrides: tuple[str, ...]
+    """The `--set` texts, in order."""
+    origins: dict[str, str]
+    """Dotted path of every value that is not null -> `file:line`, `--set` or `default`."""
+    text: str
+    """Of the file when it was read; another program may give a spec of the same name later."""
 
     @property
     def base_dir(self) -> Path:
@@ -70,7 +70,7 @@ class LoadedSpec:
         """The spec with its files, code and storage; each is loaded once, on first use."""
         from penstock.tasks.project import Project  # it loads the registries of frameworks and formats
 
-        return Project(self.spec, self.base_dir, self.origins)
+        return Project(self.spec, self.base_dir)
 
     @property
     def state_dir(self) -> Path:
@@ -147,59 +147,39 @@ def load_spec(file: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
         )
     spec = spec.model_copy(update={"storage": _absolute(spec.storage, _base_of(path))})
     use_stores(spec.stores)  # from here on locations use these settings
-    leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
-    return LoadedSpec(spec, path, overrides, leaves)
+    written = {p: _origin(p, origins) for p, _ in leaves(spec.model_dump(mode="json", by_alias=True))}
+    return LoadedSpec(spec, path, tuple(overrides), written, text)
 
 
 def _validated(data: dict[str, Any]) -> tuple[PipelineSpec | None, list[Problem]]:
     """Validate; return the spec, if its form is right, and the problems."""
-    booleans = [*_booleans(data, PipelineSpec, ())]
     try:
         spec = PipelineSpec.model_validate(data)
     except ValidationError as error:
         described = [_describe(item, data) for item in error.errors(include_url=False)]
         deeper = [at for at, _ in described]  # of a union each form has a problem; an entry's says more than "a string"
-        described = [
+        return None, [
             (at, text)
             for at, text in described
             if text != "input should be a valid string" or not any(each.startswith(f"{at}.") for each in deeper)
         ]
-        return None, [
-            *booleans,
-            *(each for each in described if not any(f"{at}.".startswith(f"{each[0]}.") for at, _ in booleans)),
-        ]
-    return spec, [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
+    read = spec.model_dump(mode="json", by_alias=True)
+    return spec, [*_booleans(data, read, ()), *cross_check(spec), *_secrets(read)]
 
 
-_BOOLEAN = "{!r}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; write a number"
+_BOOLEAN = "YAML reads yes, no, on, off, true and false as booleans"
 
 
-def _booleans(value: Any, annotation: Any, at: Path_) -> Iterator[Problem]:
-    """Find booleans in place of numbers, which pydantic takes for 0 or 1."""
-    if isinstance(value, bool):
-        kinds = _numbers(annotation)
-        if kinds and bool not in kinds:
-            yield _dotted(at), _BOOLEAN.format(value)
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _booleans(each, annotation, (*at, index))
-    elif isinstance(value, dict):
-        by_name = get_origin(annotation) is dict
-        model = None if by_name else _section(annotation)
-        if model is DataSpec:
-            model = spec_class_for(value)
-        for key, inner in value.items():
-            field = None if model is None else model.in_file(str(key)).get(str(key))
-            if model is None or field is not None:
-                within = get_args(annotation)[1] if by_name else annotation if field is None else field.annotation
-                yield from _booleans(inner, within, (*at, str(key)))
-
-
-def _numbers(annotation: Any) -> set[type]:
-    """Return which of int, float and bool a value may be."""
-    if annotation in (int, float, bool):
-        return {annotation}
-    return {kind for inner in get_args(annotation) for kind in _numbers(inner)}
+def _booleans(given: Any, read: Any, at: Path_) -> Iterator[Problem]:
+    """Find booleans that pydantic has read as the numbers 0 and 1."""
+    if isinstance(given, bool) and type(read) in (int, float):
+        yield _dotted(at), f"{given!r}: this is a number, and {_BOOLEAN}; write a number"
+    elif isinstance(given, list) and isinstance(read, list):
+        for index, (each, inner) in enumerate(zip(given, read, strict=False)):
+            yield from _booleans(each, inner, (*at, index))
+    elif isinstance(given, dict) and isinstance(read, dict):
+        for key, each in given.items():
+            yield from _booleans(each, read.get(key), (*at, str(key)))
 
 
 def _absolute(storage: str, base_dir: Path) -> str:
@@ -388,7 +368,8 @@ def _describe(item: Any, data: dict[str, Any]) -> Problem:
         meant = f"; did you mean {plain!r}?" if plain and re.match(item["ctx"]["pattern"], plain) else ""
         message = f"{message}{rule and f' ({rule})'}{meant}"
     shown = "" if isinstance(value, dict | list) else f"{value!r}: "
-    return path, f"{shown}{message[:1].lower()}{message[1:]}"
+    hint = f" ({_BOOLEAN})" if isinstance(value, bool) else ""
+    return path, f"{shown}{message[:1].lower()}{message[1:]}{hint}"
 
 
 def _is_key(part: str) -> bool:
@@ -457,11 +438,3 @@ def _origin(leaf: str, origins: dict[str, str]) -> str:
     """Return the origin of a value: its line, the `--set` of a mapping around it, or the default."""
     above = _nearest(leaf, origins)
     return origins.get(leaf, above if above.startswith("--set") else "default")
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import DataError, ShardError, SpecError
-from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
+from penstock.ingest.feed.cached import CachedFeed, open_cached_feed, shards_in
 from penstock.ingest.feed.mapped_shards import ShardPlaces
 from penstock.ingest.feed.options import FeedOptions, spec_error
 from penstock.ingest.files.content_digests import content_digests
@@ -72,7 +72,7 @@ def open_feed(
     dealt = places.rows if mixture is None else ()
     order = make_order(spec, int(places.rows.sum()), dealt, chosen.batch_rows).model_copy(update={"mixture": mixture})
     try:
-        feed = open_parts(parts, split, order=order, part=chosen.share(), columns=chosen.columns)
+        feed = open_cached_feed(parts, split, order=order, columns=chosen.columns, **chosen.share()._asdict())
     except (KeyError, ValueError) as error:
         raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
     if chosen.verify:

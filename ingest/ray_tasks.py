@@ -27,6 +27,8 @@ __all__ = [
     "raising_the_original",
     "ray_map",
     "ray_streams",
+    "ray_task",
+    "refuse_nowhere",
 ]
 
 
@@ -53,6 +55,7 @@ def ray_map(
     *,
     where: PrepareSpec = ANYWHERE,
     count: Callable[[str, dict[str, float]], None] = lambda _node, _counts: None,
+    keeps_gpus: bool = False,
 ) -> Iterator[Result]:
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
@@ -63,6 +66,7 @@ def ray_map(
     Args:
         where: what a task takes, and on which nodes they run.
         count: called with each finished task's node and counts (penstock.ingest.task_counts).
+        keeps_gpus: a process keeps the memory of its GPU from item to item.
 
     Raises:
         Exception: the error of `fn`, as it was raised; errors of Ray itself as in `raising_ours`.
@@ -71,8 +75,9 @@ def ray_map(
     import ray
     from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
-    _refuse_nowhere(where)
-    task, waiting = _task(1 if where.gpus else 0).options(scheduling_strategy="SPREAD", **where.options()), iter(items)
+    refuse_nowhere(where)
+    max_calls = 1 if where.gpus and not keeps_gpus else 0
+    task, waiting = _task(max_calls).options(scheduling_strategy="SPREAD", **where.options()), iter(items)
     running: list[Any] = []
     with raising_ours():
         shared = ray.put(fn)
@@ -118,8 +123,8 @@ def ray_streams(
     """
     import ray
 
-    _refuse_nowhere(where, cpus)
-    options: dict[str, Any] = {} if ahead is None else {"_generator_backpressure_num_objects": ahead}
+    refuse_nowhere(where, cpus)
+    options: dict[str, Any] = {"scheduling_strategy": "SPREAD", "_generator_backpressure_num_objects": ahead or -1}
     task, shared, waiting = _stream().options(**where.options(cpus), **options), ray.put(fn), iter(items)
     running = deque[Iterator[Any]]()
     while True:
@@ -129,6 +134,19 @@ def ray_streams(
             return
         yield running[0]
         running.popleft()
+
+
+def ray_task(fn: Any, item: Any, *after: Any, where: PrepareSpec = ANYWHERE, cpus: float = 1) -> list[Any]:
+    """Start a Ray task, and return references to the list of what a generator function yields, and to the task's end.
+
+    Args:
+        fn: a reference to the generator function, which gets `item`.
+        after: a reference to another task's end, which it waits for without CPUs.
+        where: what a task takes, and on which nodes it runs.
+        cpus: CPUs of a task if `where` sets none.
+    """
+    found: list[Any] = _whole().options(scheduling_strategy="SPREAD", **where.options(cpus)).remote(fn, item, *after)
+    return found
 
 
 @functools.cache
@@ -162,6 +180,18 @@ def _stream() -> Any:
     return call
 
 
+@functools.cache
+def _whole() -> Any:
+    import ray
+
+    @ray.remote(num_returns=2)
+    def call(fn: Callable[[Any], Iterator[Any]], item: Any, *_after: None) -> tuple[list[Any], None]:
+        with hiding_secrets():
+            return list(fn(item)), None
+
+    return call
+
+
 def _room(running: Sized, limit: int) -> int:
     """Return how many more tasks may be submitted: 0 if the cluster has shrunk."""
     return max(0, limit - len(running))
@@ -181,7 +211,8 @@ def _in_flight(where: PrepareSpec, cpus: float = 1) -> int:
     return room if where.concurrency is None else min(room, where.concurrency)
 
 
-def _refuse_nowhere(where: PrepareSpec, cpus: float = 1) -> None:
+def refuse_nowhere(where: PrepareSpec, cpus: float = 1) -> None:
+    """Raise PreflightError if no node can run a task."""
     if where != ANYWHERE and (refusal := nodes_refused(where, living_nodes(), most_resources(), cpus=cpus)) is not None:
         raise refusal
 

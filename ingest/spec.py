@@ -12,7 +12,6 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
-    NonNegativeInt,
     PositiveInt,
     Tag,
     field_validator,
@@ -30,7 +29,6 @@ __all__ = [
     "ImagesOptions",
     "LengthSpec",
     "MaterializeSpec",
-    "QuarantineSpec",
     "SampleSpec",
     "ShuffleSpec",
     "SplitRule",
@@ -149,19 +147,6 @@ class ImagesOptions(Section):
     the image invalid (`data.invalid`). Images of 8 bits are not changed."""
 
 
-class QuarantineSpec(Section):
-    """How many rows `invalid: quarantine` may set aside. Above either limit the run stops, and names the first rows."""
-
-    max_rows: NonNegativeInt | None = None
-    """Most rows."""
-    max_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    """Largest share of all source rows, 0 to 1."""
-
-    def limit(self, rows: int) -> int:
-        """Return the most rows that may be set aside of `rows`."""
-        return min(int(self.max_fraction * rows), rows if self.max_rows is None else self.max_rows)
-
-
 class DataSpec(Section):
     """Where the rows are."""
 
@@ -188,16 +173,13 @@ class DataSpec(Section):
     missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda value: value or "null")] = "error"
     """A column that one file lacks and others have: `error` names both files; `null` reads nulls there with a warning, and
     `imputer` may fill them. In JSON a missing key is always null."""
-    invalid: Literal["error", "drop", "quarantine"] = "error"
+    invalid: Literal["error", "drop"] = "error"
     """A row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be decoded: `error`
-    stops the run; `drop` leaves the row out and counts it. `quarantine` lists it in a Parquet table in the storage, with file,
-    row, column and reason, up to the budget `data.quarantine`, and does so also for a value that does not fit its column's type
-    in `types` or a `cast`, and for an integer label that is not a class index. A damaged file that is not an image, and a line
-    that is not a record, stop the run. So does an integer label below 0 under `error` and `drop`, and always one above the
-    labels of the train split. Transforms do not learn from rows that cannot be read, or that lack a label or a value that no
-    transform fills; from rows found invalid later (a broken image, a result of `map_batches`) they have learnt other values."""
-    quarantine: QuarantineSpec = QuarantineSpec()
-    """The budget of `invalid: quarantine`."""
+    stops the run and names the first five of each kind; `drop` leaves the row out and counts it. An image that is not decoded
+    (under `any_type` without `decode_image`) is kept as its bytes, damaged or not. A value that does not fit its column's type
+    in `types` or a `cast`, a damaged file that is not an image, a line that is not a record, and an integer label that is not a
+    class index always stop the run. Under `drop` transforms do not learn from rows that lack a label or a value that no
+    transform fills; from rows found invalid later (a broken image, a result of `map_batches`) they have learnt."""
     duplicates: Literal["warn", "refuse"] = "warn"
     """A row of validation or test that is also in another split, by its content as far as it is read (for images: the picture):
     `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
@@ -242,12 +224,6 @@ class DataSpec(Section):
                 raise ValueError(f"{split} needs a fraction, or after or before")
         return self
 
-    @model_validator(mode="after")
-    def _has_a_quarantine_for_its_budget(self) -> DataSpec:
-        if self.quarantine != QuarantineSpec() and self.invalid != "quarantine":
-            raise ValueError("quarantine is the budget of invalid: quarantine")
-        return self
-
     @property
     def locations(self) -> tuple[str, ...]:
         """Splits and further datasets, in the order of their rows."""
@@ -284,6 +260,13 @@ class MaterializeSpec(Section):
     """Smaller source files are grouped into one commit unit of about this many bytes."""
     shard_bytes: PositiveInt = 64 << 20
     """Size of a shard, which is fetched, checked and evicted as a whole."""
+    overlap: bool | Literal["auto"] = False
+    """`true`: training begins once the first unit is prepared, and reads the others as they are committed, in the order of
+    their first use. Rows, steps and weights are those of `false`, and a resume is as exact. It needs row counts that are known
+    beforehand: splits with files of their own, `data.invalid: error`, no `filter` or `flat_map`, and classes of a
+    `label_encoder` or a label that is not whole numbers; and `shuffle.mode: windowed` or `none`, whose first steps have rows of
+    some shards only. A unit with another number of rows ends the run. `auto`: `true` where none of this is in doubt, which a
+    function of the user's, or a label without a `label_encoder`, is."""
 
 
 class SampleSpec(Section):
@@ -346,7 +329,7 @@ class ShuffleSpec(Section):
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
     """Rows in one window of `windowed`, over all lanes. With `window_of: rows` it consists of 32 runs of neighbours, or some in
     each lane: a larger one reads longer runs, a smaller one mixes better. With `shards` a larger one mixes better and needs
-    more of the node's disk. `penstock plan` prints the cost in mixing."""
+    more of the node's disk. Once rows are on disk, `penstock plan` prints how they mix."""
     window_of: Literal["rows", "shards"] = "rows"
     """Parts of a window of `windowed`. `rows`: short runs of rows from the whole split, which mixes best. `shards`: whole
     shards, at least one in each lane, with about `window_rows` rows, so that a node reads the shards of one window at a time
@@ -355,7 +338,9 @@ class ShuffleSpec(Section):
     """Parts that the shards are dealt to. Every step has rows of all, and each worker reads some of them, so that a machine
     fetches only its part of the data. Step by step the rows are the same for any number of workers. `1` lets every worker read
     from all shards. `auto` takes the largest power of two that divides `train.batch_rows`, up to 64 (256 with
-    `window_of: shards`) and up to the number of shards, and 1 beside `sample`, `by_length` or `mode: none`."""
+    `window_of: shards`) and up to the number of shards, and 1 beside `sample`, `by_length` or `mode: none`. Of a stream
+    (`materialize.cache: none`) the units are dealt: files, or pieces of large ones. A worker prepares those of its lanes, and
+    `auto` takes as many lanes as units fit into one window, or into 1 GiB."""
     sample: SampleSpec | None = None
     """Draw rows by a column. Needs `mode: global`."""
     by_length: LengthSpec | None = None

@@ -42,6 +42,12 @@ class TaskCounts:
         """Add a finished task."""
         self._found.setdefault(stage, {}).setdefault(node, Counter()).update(counts)  # type: ignore[arg-type]  # floats add up, too
 
+    def join(self, others: TaskCounts) -> None:
+        """Add those of another process."""
+        for stage, nodes in others._found.items():
+            for node, counts in nodes.items():
+                self.add(stage, node, dict(counts))
+
     def of(self, stage: str) -> dict[str, dict[str, float]]:
         """Return node -> counts of a stage; empty if it ran no task."""
         nodes = self._found.get(stage, {})

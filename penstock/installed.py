@@ -6,19 +6,30 @@ import contextlib
 import functools
 import importlib.util
 import json
+import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import Distribution, distribution, packages_distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
 from pathlib import Path
 
 from penstock.digest import digest_of, file_digest
 
-__all__ = ["IMPORT_ROOT", "PACKAGE_DIR", "versions_of"]
+__all__ = ["ENVIRONMENT", "IMPORT_ROOT", "PACKAGE_DIR", "describe_environment", "version_of", "versions_of"]
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 """The folder of the package `penstock`, which holds all others."""
 IMPORT_ROOT = PACKAGE_DIR.parent
 """The folder that `penstock` is imported from: a checkout or site-packages."""
+ENVIRONMENT = "environment.txt"
+"""File of the text of `describe_environment`, in a run's folder and at its tracker."""
+
+
+def version_of(name: str) -> str:
+    """Return the version of a distribution; "absent" if it is not installed."""
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return "absent"
 
 
 def versions_of(packages: set[str]) -> dict[str, str]:
@@ -36,6 +47,14 @@ def versions_of(packages: set[str]) -> dict[str, str]:
         if not names and (source := _source_digest(top)):
             versions[top] = source
     return versions
+
+
+@functools.cache
+def describe_environment() -> str:
+    """Describe Python, platform and the installed distributions, one `name==version` a line."""
+    found = (distribution.metadata for distribution in distributions())
+    lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
+    return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"
 
 
 @functools.cache

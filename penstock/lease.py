@@ -21,7 +21,7 @@ from penstock.errors import LeaseHeldError, ServiceError
 from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_left", "refuse_if_held", "wait_until_free"]
+__all__ = ["LeaseHolder", "current_holder", "delete_left", "hold_lease", "refuse_if_held", "wait_until_free"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
@@ -62,10 +62,27 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
     return holder if holder is not None and _holds(holder) else None
 
 
-def is_left(storage: Storage, path: str) -> bool:
-    """Return whether the lease was released or its holder died on this machine, so that it may be deleted."""
-    holder = _read(storage, path, _last_generation(storage, path))
-    return holder is not None and (holder.released or holder.process.is_alive is False)
+def delete_left(storage: Storage, folder: str) -> list[str]:
+    """Delete the leases below a folder that were released, or whose holder died on this machine; return the others' names.
+
+    A lease that cannot be deleted stays for the next call.
+    """
+    leases: dict[str, list[int]] = {}
+    for file in storage.tree(folder):
+        name, _, generation = file.removeprefix(f"{folder}/").partition("/")
+        if generation.endswith(".json"):
+            leases.setdefault(name, []).append(int(generation.removesuffix(".json")))
+    held = []
+    for name, generations in sorted(leases.items()):
+        path = f"{folder}/{name}"
+        holder = _read(storage, path, max(generations))
+        if holder is None or not (holder.released or holder.process.is_alive is False):
+            held.append(name)
+            continue
+        with contextlib.suppress(OSError, ServiceError):
+            for file in [path] if storage.is_local else [_file(path, generation) for generation in sorted(generations)]:
+                storage.delete(file)
+    return held
 
 
 def refuse_if_held(storage: Storage, path: str) -> None:
@@ -92,6 +109,7 @@ def hold_lease(
     on_lost: Callable[[LeaseHeldError], None] = lambda _error: None,
     *,
     brief: bool = False,
+    nested: bool = False,
     on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
 ) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block; a holder that is `brief` is waited for.
@@ -99,6 +117,7 @@ def hold_lease(
     Args:
         on_lost: see below.
         brief: held for moments, so that others wait.
+        nested: each process takes it while it holds another lease, so that its numbers may begin again: a store keeps no file.
         on_wait: called once with the holder if it is waited for longer than two seconds.
 
     `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
@@ -127,6 +146,8 @@ def hold_lease(
                 released = holder.model_copy(update={"released": True})
                 if thread.is_alive():  # a heartbeat that hangs in the store may land later, over this file, not over the next
                     storage.create_exclusive(_file(path, generation + 1), released.model_dump_json().encode())
+                elif nested and generation == 1 and not storage.is_local:
+                    storage.delete(_file(path, generation))
                 else:
                     _write(storage, path, generation, released)
 
@@ -134,7 +155,8 @@ def hold_lease(
 def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseHolder], None]) -> tuple[int, LeaseHolder]:
     warn_at: float | None = time.monotonic() + SILENCE_S
     while True:
-        last = _last_generation(storage, path)
+        generations = _generations(storage, path)
+        last = max(generations, default=0)
         held = _read(storage, path, last) if last else None
         if held is not None and (_holds(held) or _heartbeat_changes(storage, path, last, held)):
             if not held.brief:
@@ -156,7 +178,7 @@ def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseH
             not_held.callback(_HELD_HERE.discard, holder.owner)
             if not _create(storage, path, last + 1, holder):
                 continue
-            for old in range(max(1, last - 3), last):
+            for old in [each for each in generations if last - 3 <= each < last]:
                 with contextlib.suppress(OSError, ServiceError):  # it takes room and does no harm
                     storage.delete(_file(path, old))
             not_held.pop_all()
@@ -242,9 +264,12 @@ def _file(path: str, generation: int) -> str:
     return f"{path}/{generation:08d}.json"
 
 
+def _generations(storage: Storage, path: str) -> list[int]:
+    return [int(name.removesuffix(".json")) for name in storage.list(path) if name.endswith(".json")]
+
+
 def _last_generation(storage: Storage, path: str) -> int:
-    names = [name for name in storage.list(path) if name.endswith(".json")]
-    return max((int(name.removesuffix(".json")) for name in names), default=0)
+    return max(_generations(storage, path), default=0)
 
 
 def _read(storage: Storage, path: str, generation: int) -> LeaseHolder | None:

@@ -140,10 +140,6 @@ class Plugins(Generic[T_co]):
         versions = versions_of({entry.module.split(".")[0]})
         return f"{entry.dist.name}=={versions.get(entry.dist.name, entry.dist.version)}"
 
-    def place(self, name: str) -> str:
-        """Return `module:attribute` of a known name."""
-        return self._own[name] if name in self._own else self._added[name].value
-
     @functools.cached_property
     def _own(self) -> dict[str, str]:
         return {name: place for name, place in self._places.items() if is_there(place)}

@@ -81,8 +81,12 @@ def holds_own_secret(text: str) -> bool:
 
 def redact_text(text: str) -> str:
     """Hide user info in URLs, keys, signatures of presigned URLs, logins, and the secrets of this environment."""
+    return _redact_text(text, _secrets_of_environment())
+
+
+def _redact_text(text: str, secrets: set[str]) -> str:
     text = _PRIVATE_KEY.sub(HIDDEN, text)
-    for secret in _secrets_of_environment():
+    for secret in secrets:
         text = text.replace(secret, HIDDEN)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _AWS_KEY_ID.sub(HIDDEN, text)
@@ -98,12 +102,16 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 def redact(value: Any, name: str = "") -> Any:
     """Hide secrets in JSON-able data: values with names of secrets (`api_key`), and those `redact_text` finds."""
+    return _redact(value, name, _secrets_of_environment())
+
+
+def _redact(value: Any, name: str, secrets: set[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: redact(inner, str(key)) for key, inner in value.items()}
+        return {key: _redact(inner, str(key), secrets) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact(inner, name) for inner in value]
+        return [_redact(inner, name, secrets) for inner in value]
     if isinstance(value, str):
-        return HIDDEN if value and _SECRET_NAME.search(name) else redact_text(value)
+        return HIDDEN if value and _SECRET_NAME.search(name) else _redact_text(value, secrets)
     return value
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import fsspec
+from fsspec.asyn import sync
 from fsspec.spec import AbstractFileSystem
 from pydantic import BaseModel, ValidationError
 
@@ -169,19 +171,22 @@ class Storage:
             fs, full = self._locate(path)
             return int(fs.info(full)["size"])
 
-    def read_bytes(self, path: str) -> bytes:
-        """Read the whole file."""
+    def read_bytes(self, path: str, *, in_one: bool = False) -> bytes:
+        """Read the whole file; of a store `in_one` request without asking for the size first, as records are."""
         if self.is_local:
             return self.local_path(path).read_bytes()
         with self._translated(path):
             fs, full = self._locate(path)
             # Of a record, s3fs need not ask for the size first: it is read as one part.
-            one_part = {"max_concurrency": 1} if is_s3(self.root) and path.endswith(_RECORDS) else {}
+            one_part = {"max_concurrency": 1} if is_s3(self.root) and (in_one or path.endswith(_RECORDS)) else {}
             return bytes(fs.cat_file(full, **one_part))
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[IO[bytes]]:
-        """Open a binary stream for the block, in which nothing but reading should fail."""
+    def open(self, path: str, size_bytes: int | None = None) -> Iterator[IO[bytes]]:
+        """Open a binary stream for the block, in which nothing but reading should fail; of up to 32 MB, in one request."""
+        if not self.is_local and size_bytes is not None and size_bytes <= 32 << 20:
+            yield io.BytesIO(self.read_bytes(path, in_one=True))
+            return
         with self._translated(path):
             fs, full = self._locate(path)
             with fs.open(full, "rb") as stream:
@@ -213,8 +218,8 @@ class Storage:
         sync_directory(target.parent)
 
     def write_json(self, path: str, value: Mapping[str, Any] | list[Any]) -> None:
-        """Replace `path` with JSON of `value`, a line for each of its entries."""
-        self.write_bytes(path, _json_lines(value).encode())
+        """Replace `path` with JSON of `value`, in one line, which json writes in C."""
+        self.write_bytes(path, json.dumps(value, sort_keys=True, ensure_ascii=False).encode())
 
     def put_file(self, local: str | Path, path: str) -> None:
         """Move or upload a finished local file to `path`, visible all at once. The local file may be gone afterwards.
@@ -262,21 +267,20 @@ class Storage:
             fs, full = self._locate(path)
             try:
                 fs.pipe_file(full, data, mode="create")
-            except OSError:
+            except OSError as error:
                 if fs.exists(full):
                     return False
-                raise
+                raise store_problem(self.uri(path), error) from error  # a bucket that is missing, too
         return True
 
     def list(self, path: str = "") -> list[str]:
         """List the names (not paths) of files and folders in `path`, without hidden ones. Empty if absent."""
         try:
-            with self._translated(path):
-                fs, full = self._locate(path)
-                entries = fs.ls(full, detail=False)
+            entries = [str(info["name"]).rstrip("/") for info in self._entries(path)]
         except FileNotFoundError:
             return []
-        names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
+        own = self._locate(path)[1].rstrip("/")
+        names = {entry.rsplit("/", 1)[-1] for entry in entries if entry != own}
         return sorted(name for name in names if name and not name.startswith("."))
 
     def sizes(self, path: str = "") -> dict[str, int]:
@@ -285,9 +289,7 @@ class Storage:
             if self.is_local:
                 with os.scandir(self.local_path(path)) as entries:
                     return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-            with self._translated(path):
-                fs, full = self._locate(path)
-                found = fs.ls(full, detail=True)
+            found = self._entries(path)
         except FileNotFoundError:
             return {}
         return {info["name"].rsplit("/", 1)[-1]: int(info["size"] or 0) for info in found if info["type"] == "file"}
@@ -303,13 +305,27 @@ class Storage:
                         found[file.relative_to(root).as_posix()] = file.lstat().st_size
             return found
         try:
-            with self._translated(path):
-                fs, full = self._locate(path)
-                entries = fs.find(full, detail=True)
+            return self._sizes_of(self._entries(path, deep=True))
         except FileNotFoundError:
             return {}
+
+    def small_tree(self, path: str, most: int = 500) -> dict[str, int] | None:
+        """Do as `tree` in one request; None if there are `most` files or more, or the store has no such request."""
+        found = self._entries(path, deep=True, most=most) if is_s3(self.root) else []
+        return self._sizes_of(found) if 0 < len(found) < most else None
+
+    def _sizes_of(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         base = f"{self._base.strip('/')}/"
-        return {name.strip("/").removeprefix(base): int(info["size"] or 0) for name, info in entries.items()}
+        files = (info for info in entries if not info["name"].endswith("/"))  # without markers of folders
+        return {str(info["name"]).strip("/").removeprefix(base): int(info["size"] or 0) for info in files}
+
+    def _entries(self, path: str, *, deep: bool = False, most: int | None = None) -> Sequence[dict[str, Any]]:
+        """Return what fsspec knows of a folder's entries, or with `deep` of all files below it."""
+        with self._translated(path):
+            fs, full = self._locate(path)
+            if is_s3(self.root):  # s3fs' `ls` and `find` ask once or twice more where a folder is empty
+                return sync(fs.loop, fs._lsdir, full, delimiter="" if deep else "/", max_items=most)  # type: ignore[no-any-return]
+            return [*fs.find(full, detail=True).values()] if deep else fs.ls(full, detail=True)
 
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all below it; nothing happens if it is not there.
@@ -334,16 +350,6 @@ class Storage:
             raise ValueError(f"{self.root} is not a local directory")
         _check_inside(path)
         return Path(self.root, path)
-
-
-def _json_lines(value: Mapping[str, Any] | list[Any]) -> str:
-    """Return JSON that a person can read and that is written fast: json indents in Python, and all else in C."""
-    encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
-    if isinstance(value, list):
-        opening, closing, entries = "[", "]", [encode(each) for each in value]
-    else:
-        opening, closing, entries = "{", "}", [f"{encode(key)}: {encode(each)}" for key, each in sorted(value.items())]
-    return "".join((opening, "\n ", ",\n ".join(entries), "\n", closing, "\n"))
 
 
 def _check_inside(path: str) -> None:

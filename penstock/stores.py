@@ -136,7 +136,7 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {host}; a node of a Ray cluster has those that were set when "
             "`ray start` was called there"
         )
-        advice = f"look at {keys if denied else 'AWS_ENDPOINT_URL'}"
+        advice = f"look at {keys if denied else 'the name of the bucket and AWS_ENDPOINT_URL'}"
     problem = ServiceError(
         f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}, asked by {host}: {text}",
         next_step=advice,

@@ -19,7 +19,6 @@ from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.project import Project
-from penstock.tasks.records.changes import Before
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
 from penstock.tasks.stages import StageName
@@ -29,9 +28,10 @@ if TYPE_CHECKING:
     from penstock.training.job import FeedOpener
     from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome"]
+__all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome", "Unfinished"]
 
-Outcome = Literal["reused", "ran", "resumed"]
+Outcome = Literal["reused", "ran", "resumed", "begun"]
+"""`begun`: of materialize, while training runs (tasks/overlap.py)."""
 
 
 class Reporter(Protocol):
@@ -48,6 +48,18 @@ class Reporter(Protocol):
 
     def finished(self, outcome: StageOutcome) -> None:
         """Report that a stage is done."""
+
+
+class Unfinished(Protocol):
+    """A stage that goes on while the next ones run."""
+
+    record: Callable[[dict[str, Any]], object]
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Record it if it is done, or raise its error; with `wait`, once it is."""
+
+    def end(self) -> None:
+        """Give it up."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,7 @@ class RunContext:
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
+        may_overlap: whether `materialize` may go on while `train` runs, and `overlapped` then is it.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/prepare.py.
         on_points: called with the metric points of training, in order.
         on_report: called with every report of every rank of a function.
@@ -96,7 +109,9 @@ class RunContext:
     stopping: StopRequest
     on_cluster: bool = False
     will_train: bool = True
-    before: Before | None = None
+    before: Run | None = None
+    may_overlap: bool = False
+    overlapped: Unfinished | None = None
     open_feeds: FeedOpener | None = None
     on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     on_report: Callable[[dict[str, Any]], object] | None = None
@@ -120,10 +135,10 @@ class RunContext:
         """Return the storage of this run alone."""
         return self.ledger.run_storage(self.run.run)
 
-    @property
-    def now(self) -> Before:
-        """Return this attempt in the form for a comparison."""
-        return Before(run=self.run.run, spec=self.run.spec, keys=self.keys)
+    def recorded(self, stage: StageName, key: str) -> dict[str, Any] | None:
+        """Return the output of a stage with this key, of this attempt or on record."""
+        found = self.outcomes.get(stage)
+        return found.output if found is not None and found.key == key else self.ledger.stage_output(stage, key)
 
     def output(self, stage: str) -> dict[str, Any]:
         """Return the output of an earlier stage of this attempt."""
@@ -134,7 +149,7 @@ class RunContext:
         """Output of `read`, with the files' present addresses: the folder may have been copied or moved since."""
         found = SourceSnapshot.model_validate(self.output("read"))
         here = {(file.location, file.name): file.uri for file in self.project.files}
-        files = (file.model_copy(update={"uri": here[file.location, file.name]}) for file in found.files)
+        files = (file.with_facts(uri=here[file.location, file.name]) for file in found.files)
         return found.model_copy(update={"files": tuple(files)})
 
     @property

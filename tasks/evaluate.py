@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import torch
 
 from penstock.ingest.materialize.provenance import sources_of
-from penstock.ingest.schema import SPLITS, FeedSchema, Split
+from penstock.ingest.schema import SPLITS, Split
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
@@ -31,9 +30,6 @@ __all__ = ["STAGE", "measure_checkpoint", "model_checkpoint"]
 
 DRAIN_S = 10.0
 """How long the stage waits for its figures to reach the tracking server before it counts as done."""
-
-MOST_WRONG_ROWS = 100
-"""How many rows the table of the most wrong ones has."""
 
 
 def model_checkpoint(ctx: RunContext) -> str:
@@ -55,7 +51,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         checkpoint.storage,
         splits=splits,
         metrics=spec.evaluate.metrics,
-        figures=spec.evaluate.figures,
     )
     if ctx.on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
@@ -75,8 +70,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"evaluate: {name} is {why}; it is left out")
     for split, answers in measured.answers.items():
         ctx.ledger.save_answers(ctx.run.run, split, answers)
-        if "file" in answers.column_names:
-            ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", _most_wrong(answers, ctx.manifest.feed_schema))
     if result.slices:
         ctx.tracker.log_text("evaluation/slices.csv", _csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
@@ -135,23 +128,6 @@ def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray
         table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))
         table = table.append_column("row", pa.array(found.rows))
     return table
-
-
-def _most_wrong(answers: pa.Table, schema: FeedSchema) -> str:
-    """Format the rows with the highest losses as CSV, with file, row and names of classes.
-
-    Args:
-        answers: columns of training/evaluation/evaluate.py, with `file` and `row`.
-    """
-    order = pc.sort_indices(answers, [("loss", "descending")]).slice(0, MOST_WRONG_ROWS)
-    worst = answers.take(order)
-    shown = {name: worst.column(name) for name in ("file", "row", "target", "predicted", "loss")}
-    shown["file"] = shown["file"].cast(pa.string())
-    if schema.classes is not None:
-        names = pa.array(schema.classes)
-        for name in ("target", "predicted"):
-            shown[name] = names.take(shown[name].combine_chunks().cast(pa.int64()))
-    return _csv(pa.table(shown))
 
 
 def _csv(table: pa.Table) -> str:

@@ -6,6 +6,7 @@ Prepared rows are an immutable cached dataset, in Ray's object store, or only co
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,6 @@ from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
 from penstock.ingest.materialize.profile import Profile
-from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
@@ -31,6 +31,7 @@ from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
 from penstock.plugins import optional
 from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.overlap import begin_overlapped, tasks_beside_workers
 from penstock.tasks.records.data import RunData, dataset_name
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
@@ -116,7 +117,7 @@ def preparation_of(ctx: RunContext) -> Preparation:
 
 def _source(ctx: RunContext) -> RowSource:
     spec = ctx.project.spec
-    return RowSource(preparation_of(ctx), spec.materialize, ctx.storage, where=spec.prepare)
+    return RowSource(preparation_of(ctx), spec.materialize, where=spec.prepare)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -127,20 +128,31 @@ def _put(ctx: RunContext) -> DatasetManifest:
 
 def _materialize(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.need_ray()
-    if ctx.project.spec.materialize.cache == "disk":
+    spec = ctx.project.spec
+    if (
+        spec.overlaps
+        and ctx.may_overlap
+        and ctx.will_train
+        and (spec.materialize.overlap is True or tasks_beside_workers(spec))
+    ):
+        return begin_overlapped(ctx, preparation_of(ctx), partial(_conclude, ctx)), "begun"
+    if spec.materialize.cache == "disk":
         manifest = _put_on_disk(ctx)
-    elif ctx.project.spec.materialize.cache == "memory":
+    elif spec.materialize.cache == "memory":
         manifest = _put(ctx)
     else:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
+    return _conclude(ctx, manifest), "ran"
+
+
+def _conclude(ctx: RunContext, manifest: DatasetManifest) -> dict[str, Any]:
+    """Judge the prepared rows, and return the stage's output."""
     if forget := optional("penstock.ingest.read.parsed.rows:forget_parsed"):
         forget(ctx.project.spec.data, ctx.snapshot.format, ctx.snapshot.files)
     refuse_no_choice(manifest)
     if manifest.rows_left_out:
-        ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
-    if manifest.rows_quarantined:
-        table = ctx.storage.uri(dataset_quarantine_path(manifest.key))
-        ctx.warn(f"materialize: rows in quarantine: {_quarantined(manifest)}, listed in {table}")
+        first = "".join(f"; the first with {reason}: {place}" for reason, place in manifest.extra["first_dropped"].items())
+        ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}{first}")
     if unseen := manifest.extra.get("unseen_categories"):
         ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
@@ -159,17 +171,7 @@ def _materialize(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     # Beside the record: it may be large, and the manifest is sent to every worker.
     profile = Profile.model_validate(extra.pop("profile"))
     ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
-    return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
-
-
-def _quarantined(manifest: DatasetManifest) -> str:
-    return f"{manifest.rows_quarantined:,} of {manifest.rows_read:,} rows"
-
-
-def _listed(manifest: DatasetManifest) -> str:
-    if not manifest.rows_quarantined:
-        return ""
-    return f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} in the storage"
+    return manifest.model_copy(update={"extra": extra}).model_dump(mode="json")
 
 
 def _shared(manifest: DatasetManifest) -> list[SharedRows]:
@@ -184,6 +186,7 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
         parallel=ctx.parallel("materialize"),
+        begin=(lambda _predicted: ()) if ctx.project.spec.overlaps else None,  # the same digests
     )
 
 
@@ -227,8 +230,6 @@ def _pandas_index_warning(ctx: RunContext) -> str:
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     cache = context.project.spec.materialize.cache
     manifest = DatasetManifest.model_validate(output)
-    if manifest.rows_quarantined and not context.project.storage.exists(dataset_quarantine_path(manifest.key)):
-        return "its table of rows in quarantine is gone"
     if cache != "disk":
         gone = cache == "memory" and context.will_train
         return "rows of cache: memory live only as long as the attempt that prepared them" if gone else None
@@ -249,7 +250,6 @@ def _materialize_facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
-        *((("rows in quarantine", listed),) if (listed := _listed(manifest)) else ()),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {counted(manifest.units, 'unit')}, {size / 1e6:,.1f} MB" if shards else "none on disk"),
@@ -277,8 +277,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     tracker.log_json("data/files.json", data.files)
     tracker.log_json("data/profile.json", data.profile.model_dump(mode="json"))
     tracker.log_json("data/fitted.json", ctx.fitted.model_dump(mode="json", exclude_none=True))
-    if manifest.rows_quarantined or spec.invalid == "quarantine":
-        tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
+    if spec.invalid == "drop":
+        tracker.log_metrics({"data/rows_left_out": float(sum(manifest.extra["dropped"].values()))}, 0)
 
 
 def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:

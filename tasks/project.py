@@ -38,12 +38,10 @@ class Project:
     Attributes:
         spec: the checked spec.
         base_dir: folder of the pipeline file; relative paths in the spec start here.
-        origins: dotted path of each value -> where it was written.
     """
 
     spec: PipelineSpec
     base_dir: Path
-    origins: dict[str, str]
 
     @property
     def source(self) -> DataSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import STREAMS, DatasetManifest
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.tasks.context import Outcome, RunContext
@@ -17,9 +17,12 @@ def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest, batch_rows: int
     """Return the order of a dataset's train split, given its opened manifest.
 
     Raises:
-        SpecError: it has fewer rows than `shuffle.lanes`.
+        SpecError: it has fewer rows than `shuffle.lanes`, or a larger unit of a stream than a lane.
     """
-    return make_order(shuffle, manifest.rows.get("train", 0), manifest.shards_of("train").rows, batch_rows)
+    rows, size_bytes = manifest.parts_of("train")
+    return make_order(
+        shuffle, manifest.rows.get("train", 0), rows, batch_rows, size_bytes if STREAMS in manifest.extra else None
+    )
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -33,7 +36,7 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
         if not context.upstream.get("materialize"):
             return "its rows are prepared again"
         rows = DatasetManifest.model_validate(context.upstream["materialize"]).opened(context.project.storage)
-        order = order.of_shards(rows.shards_of("train").rows)
+        order = order.of_shards(rows.parts_of("train")[0])
     if order.fingerprint != output["fingerprint"]:
         return f"this version generates another order ({order.fingerprint}) than the recorded one ({output['fingerprint']})"
     return None

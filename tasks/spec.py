@@ -16,10 +16,9 @@ from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins, is_there, optional
 from penstock.storage import root_problem
 from penstock.stores import StoreAddress, StoreSpec
-from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registry import REGISTRIES
-from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec, split_names
+from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec, mode_problem, split_names
 from penstock.training.tracking.registry import TRACKERS
 from penstock.usercode.files import CodeSpec
 
@@ -78,6 +77,19 @@ class PipelineSpec(Section):
     def preparing(self) -> PrepareSpec:
         """Where tasks run that apply transforms: `prepare`, and the GPUs that these ask for."""
         return self.prepare.with_gpus(max((entry.transform.num_gpus for entry in self.preprocess), default=0.0))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether training begins while rows are prepared, which `materialize.overlap: auto` leaves to the other sections."""
+        wanted = self.materialize.overlap
+        if wanted != "auto":
+            return wanted
+        transforms = [entry.transform for entry in self.preprocess]
+        known = all(each.function is None for each in transforms) and all(entry.origin is None for entry in self.preprocess)
+        counted_classes = self.data.label is None or any(
+            each.names_classes and self.data.label in each.named(self.data.label) for each in transforms
+        )
+        return known and counted_classes and not _overlap_problems(self)
 
     @model_validator(mode="before")
     @classmethod
@@ -160,13 +172,53 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if train.last_batch != "keep" and spec.shuffle.by_length is not None:
         problems.append(("train.last_batch", f"steps by length (shuffle.by_length) have no last one to {train.last_batch}"))
     problems += _variable_problems(spec)
-    if spec.materialize.cache != "disk" and spec.shuffle.lanes not in ("auto", 1):
-        problems.append(("shuffle.lanes", "only shards on disk are dealt to lanes; leave lanes out, or use cache: disk"))
+    if spec.materialize.overlap is True:
+        problems += [(path, f"{why} (materialize.overlap: true)") for path, why in _overlap_problems(spec)]
+    if spec.materialize.cache == "memory" and spec.shuffle.lanes not in ("auto", 1):
+        problems.append(("shuffle.lanes", "rows in memory are not dealt to lanes; leave lanes out, or use cache: disk"))
+    at_once, streams = spec.prepare.concurrency, 2 * (train.workers + 1)  # to train and to validate, and of shared units
+    lanes = spec.materialize.cache == "none" and train.workers > 1 and spec.shuffle.most_lanes(train.batch_rows) > 1
+    if lanes and at_once is not None and at_once < streams:
+        problems.append(
+            (
+                "prepare.concurrency",
+                f"{train.workers} workers, which prepare lanes of their own, run up to {streams} tasks at once; "
+                f"use {streams} or more, or shuffle.lanes: 1",
+            )
+        )
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
     elif spec.shuffle.mode != "windowed" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", f"mode: {spec.shuffle.mode} has no windows; set mode: windowed, or leave it out"))
     return problems
+
+
+def _overlap_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Rules about what must be known of rows that are prepared while training runs."""
+    data, shuffle, train = spec.data, spec.shuffle, spec.train
+    rules = [name for name in ("validation", "test") if isinstance(getattr(data, name), SplitRule)]
+    changing = [(number, entry) for number, entry in enumerate(spec.preprocess) if not entry.transform.keeps_rows]
+    found = [
+        (spec.materialize.cache != "disk", "materialize.cache", "only shards on disk are read while others are made; use disk"),
+        (data.invalid != "error", "data.invalid", "rows that are left out are not counted beforehand; use error"),
+        *(
+            (True, f"data.{name}", "how many rows a rule takes is not known beforehand; give it its own files")
+            for name in rules
+        ),
+        *(
+            (True, f"preprocess.{number}.{entry.kind}", "how many rows it makes is not known beforehand; filter the source")
+            for number, entry in changing
+        ),
+        (shuffle.mode == "global", "shuffle.mode", "the first steps have rows of all shards; use windowed, or none"),
+        (shuffle.by_length is not None, "shuffle.by_length", "it needs the lengths of rows beforehand; leave it out"),
+        (
+            spec.preparing.gpus > 0,
+            "preprocess",
+            "tasks that prepare on GPUs would wait for those of training; leave num_gpus out",
+        ),
+        (train.framework != "torch", "train.framework", "only a recipe in torch reads rows as they are prepared"),
+    ]
+    return [(path, why) for holds, path, why in found if holds]
 
 
 def _unknown(spec: PipelineSpec, path: str, names: Plugins[Any]) -> str | None:

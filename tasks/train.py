@@ -9,9 +9,11 @@ from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
 from penstock.ingest.shuffle.lanes import lanes_of
+from penstock.installed import ENVIRONMENT, describe_environment
 from penstock.messages import counted, describe_error, did_you_mean
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.overlap import StopOrSettle
 from penstock.tasks.prepare import feed_opener
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import framework_versions
@@ -25,7 +27,6 @@ from penstock.training.events import (
     CheckpointCommitted,
     Event,
     Handlers,
-    MachineLoad,
     Notice,
     Point,
     Printed,
@@ -33,8 +34,6 @@ from penstock.training.events import (
     Resumed,
     ShardsFetched,
     Shown,
-    Stalled,
-    StopAsked,
     TrainProgress,
     Warned,
     WorkersLost,
@@ -49,7 +48,6 @@ from penstock.training.spec import BestSpec
 __all__ = [
     "STAGE",
     "best_warning",
-    "checkpoint_store",
     "chosen_checkpoint",
     "make_job",
     "model_spec",
@@ -103,20 +101,15 @@ def model_spec(ctx: RunContext) -> ModelSpec:
     )
 
 
-def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
-    """Return the checkpoints of a run."""
-    spec = project.spec.train.checkpoint
-    return CheckpointStore(run_storage, spec.keep, spec.best, spec.keep_best)
-
-
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     own_cluster = ctx.need_ray()
+    ctx.work_storage.write_bytes(ENVIRONMENT, describe_environment().encode())
     before = next((a.workers for a in reversed(ctx.ledger.attempts(ctx.run.run)) if a.workers), {})
     hosts = {rank: before[rank].rpartition(":")[0] for rank in sorted(before)}
     job = replace(make_job(ctx), hosts=tuple(hosts.values()))
     if (warning := mlflow_warning(job.code.versions)) is not None:
         ctx.warn(f"train: {warning}")
-    store = checkpoint_store(ctx.project, ctx.work_storage)
+    store = CheckpointStore(ctx.work_storage, ctx.project.spec.train.checkpoint)
     committed = store.committed()
     if committed:
         check_identity(committed[0].manifest, job.identity, committed[0].name)
@@ -140,9 +133,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.on_points(points)
         publish(events, handlers)
 
+    stop = ctx.stopping.stop if ctx.overlapped is None else StopOrSettle(ctx)
     ctx.stopping.graceful = True
     try:
-        outcome = ctx.project.framework.train(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
+        with ctx.tracker.charting_machine():
+            outcome = ctx.project.framework.train(job, stop=stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
         if ctx.stopping.lost is not None:
             raise
@@ -173,7 +168,7 @@ def _publish(ctx: RunContext, output: dict[str, Any]) -> None:
     """Delete with `keep: 0` what a continued training needs, now that the end is recorded, unless another attempt goes on."""
     if ctx.project.spec.train.checkpoint.keep > 0 or ctx.stopping.lost is not None:
         return
-    store = checkpoint_store(ctx.project, ctx.work_storage)
+    store = CheckpointStore(ctx.work_storage, ctx.project.spec.train.checkpoint)
     newest, writer = next(iter(store.committed()), None), store.newest_writer()
     is_end = newest is not None and newest.manifest.step <= TrainOutcome.model_validate(output).step
     if is_end and (writer is None or writer.attempt <= ctx.attempt.number) and store.prune(ended=True):
@@ -234,7 +229,7 @@ def _handlers(ctx: RunContext, store: CheckpointStore, hosts: dict[int, str]) ->
 
     def started(event: WorkerStarted) -> None:
         before, hosts[event.rank] = hosts.get(event.rank, event.host), event.host
-        if before != event.host and ctx.order.lanes > 1 and not ctx.project.storage.is_local:
+        if before != event.host and ctx.order.version == 2 and not ctx.project.storage.is_local:
             lanes = lanes_of(event.rank, ctx.project.spec.train.workers, ctx.order.lanes)
             shards = ctx.manifest.opened(ctx.storage).shards_of("train")
             own = shards.size_bytes[ctx.order.of_shards(shards.rows).lane_rows.shards_of(*lanes)]
@@ -276,14 +271,11 @@ def _handlers(ctx: RunContext, store: CheckpointStore, hosts: dict[int, str]) ->
         progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}{measured}, {event.rows_per_s:,.0f} rows/s")
 
     return {
-        MachineLoad: lambda event: ctx.tracker.log_machine(event.t_ms, event.values),
         CheckpointCommitted: committed,
         Resumed: resumed,
-        StopAsked: lambda _: report("train: stopping; what is trained so far is saved first, a second signal stops at once"),
         WorkerStarted: started,
         WorkersLost: lost,
         Notice: lambda event: report(f"train: {event.message}"),
-        Stalled: lambda event: report(f"train: {event.message}"),
         Printed: printed,
         ShardsFetched: fetched,
         Reported: reported,
@@ -352,7 +344,7 @@ def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Che
     Raises:
         CheckpointError: it is gone or damaged.
     """
-    store = checkpoint_store(project, run_storage)
+    store = CheckpointStore(run_storage, project.spec.train.checkpoint)
     problem = store.problem(name)
     if problem is not None:
         raise CheckpointError(
@@ -370,7 +362,7 @@ def other_weights(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     outcome = TrainOutcome.model_validate(output)
-    store = checkpoint_store(context.project, context.run_storage)
+    store = CheckpointStore(context.run_storage, context.project.spec.train.checkpoint)
     name = outcome.best_checkpoint or outcome.checkpoint
     if name is None:
         return "it names no checkpoint"

@@ -74,25 +74,51 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-_FIRST = (
-    "tests/runs/test_end_to_end.py",
-    "tests/runs/test_deploy.py",  # beside the file above it waits for nothing, as those that need `calm` would
-    "tests/drills/test_machines.py",
-    "tests/runs/test_on_servers.py",
-    "tests/runs/test_boosted.py",
-    "tests/flows/servers/test_ray_local.py",
-    "tests/drills/test_unshared_storage.py",
-    "tests/drills/test_prefect_away.py",
-    "tests/drills/",
-    "tests/runs/",
-    "tests/training/",
-    "tests/flows/",
-)
-"""Files that take minutes: begun last, one of them would keep one process busy while the others have nothing to do."""
+_SECONDS = {
+    "tests/drills/test_machines.py": 570,
+    "tests/runs/test_end_to_end.py": 270,
+    "tests/runs/test_deploy.py": 570,  # beside the file above it waits for nothing, as those that need `calm` would
+    "tests/runs/test_on_servers.py": 480,
+    "tests/runs/test_python_page.py": 380,
+    "tests/runs/test_boosted.py": 290,
+    "tests/drills/test_prefect_away.py": 300,
+    "tests/runs/test_ray_loop.py": 300,
+    "tests/runs/test_templates.py": 270,
+    "tests/drills/test_no_secret_is_written.py": 240,
+    "tests/drills/test_unshared_storage.py": 200,
+    "tests/training/on_ray/test_trainer.py": 220,
+    "tests/runs/test_overlap.py": 210,
+    "tests/runs/test_examples.py": 200,
+    "tests/runs/test_caches.py": 200,
+    "tests/flows/servers/test_prefect_server.py": 170,
+    "tests/drills/test_nth_call.py": 170,
+    "tests/drills/test_killed_sweep.py": 160,
+    "tests/runs/test_extensions.py": 160,
+    "tests/guides/test_whole_runs.py": 160,
+    "tests/runs/test_lightning.py": 160,
+    "tests/flows/servers/test_ray_local.py": 150,
+    "tests/ingest/materialize/test_peak_memory.py": 150,
+    "tests/drills/test_score_on_machines.py": 190,  # there are machines for one file at a time
+    "tests/runs/test_on_lists.py": 140,
+    "tests/test_border.py": 130,
+    "tests/runs/test_promote.py": 110,
+    "tests/drills/test_kill_anywhere.py": 100,
+    "tests/training/loop/test_loop.py": 90,
+    "tests/runs/test_predict.py": 80,
+    "tests/drills/test_nightly_retention.py": 80,
+}
+"""Files that take minutes, in the order in which they begin: begun last, one of them would keep one process busy while the
+others have nothing to do. The seconds are those of their drills, on two cores beside three other files."""
+
+_OTHER_S = 30
+"""Of the drills of any other file."""
+
+_THEN = ("tests/drills/", "tests/runs/", "tests/training/", "tests/flows/")
+"""Folders whose other files begin next."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only every third of the files with chosen tests")
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only a third of the files with chosen tests")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,8 +128,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def files_of_third(files: set[str], third: int) -> set[str]:
-    """Return every third file, by name; the three thirds together hold each file once."""
-    return set(sorted(files)[third::3])
+    """Return a third of the files, by the time that they take; the three thirds together hold each file once."""
+    thirds: list[set[str]] = [set(), set(), set()]
+    for file in sorted(files, key=lambda file: (-_seconds(file), file)):
+        min(thirds, key=lambda chosen: sum(map(_seconds, chosen))).add(file)
+    return thirds[third]
+
+
+def _seconds(file: str) -> int:
+    return _SECONDS.get(file, _OTHER_S)
+
+
+def _turn(file: str) -> int:
+    """Return when a file begins, as a number to sort by."""
+    starts = [*_SECONDS, *_THEN]
+    return next((number for number, start in enumerate(starts) if file.startswith(start)), len(starts))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,7 +153,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.s3)
         if item.get_closest_marker("drill"):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: next((i for i, start in enumerate(_FIRST) if item.nodeid.startswith(start)), len(_FIRST)))
+    turns = {file: _turn(file) for file in {item.nodeid.partition("::")[0] for item in items}}
+    items.sort(key=lambda item: turns[item.nodeid.partition("::")[0]])
     yield
     if config.option.third is not None:
         kept = files_of_third({item.nodeid.partition("::")[0] for item in items}, config.option.third)
@@ -138,7 +178,6 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]
 @pytest.fixture
 def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """A new, empty bucket as `s3://name`; the environment holds endpoint and credentials, for child processes too."""
-    import boto3
     from fsspec import AbstractFileSystem
     from s3fs import S3FileSystem
 
@@ -150,7 +189,7 @@ def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
     for kind in (AbstractFileSystem, S3FileSystem):
         kind.clear_instance_cache()
     name = f"penstock-{uuid.uuid4().hex[:12]}"
-    boto3.session.Session().client("s3").create_bucket(Bucket=name)
+    s3_server.client.create_bucket(Bucket=name)
     return f"s3://{name}"
 
 

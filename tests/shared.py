@@ -18,7 +18,7 @@ import pytest
 
 from tests import ROOT
 from tests.drills.project import make_project
-from tests.runs.forked import Command
+from tests.runs.forked import Command, address_of_prefect_servers
 from tests.runs.nights import run_nights
 
 CALM_EPOCHS, CALM_FILES = 5, 2
@@ -87,9 +87,10 @@ def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     All processes of a test run have the same one, as those of a project do.
     """
     script = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api\n"
+    script += "from tests.runs.forks import fork_servers; fork_servers(sys.argv[2])\n"
     script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(common_folder(tmp_path_factory) / "prefect")],
+        [sys.executable, "-c", script, str(common_folder(tmp_path_factory) / "prefect"), address_of_prefect_servers()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

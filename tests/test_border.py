@@ -1,6 +1,6 @@
-"""Can every plug-in be deleted? A copy of the tree without one imports, passes the types and the quick tests of the rest.
+"""Can every plug-in be deleted? A copy of the tree without one imports and passes the types.
 
-`make test` deletes all of them at once; `make drills` each alone.
+`make test` deletes all of them at once and runs quick tests of the rest; `make drills` deletes each alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registry import REGISTRIES
 from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
-from tests.test_imports_point_one_way import BUILT_ON, MODULES, PLUGINS, plugin_of
+from tests.test_imports_point_one_way import BUILT_ON, MODULES, PLUGINS, imported_modules, plugin_of
 
-QUICK = ("tests/penstock/test_plugins.py", "tests/flows/test_cli.py", "tests/flows/test_spec_file.py")
+QUICK = ("tests/flows/test_cli.py", "tests/flows/test_spec_file.py")
 """Tests of the core that no plug-in is needed for, and that look for plug-ins."""
 
 NOT_EDITABLE = (
@@ -34,24 +35,44 @@ NOT_EDITABLE = (
 )
 """The finder of an editable installation would find what was deleted in the tree that it was installed from."""
 
-IMPORT_ALL = """
-import importlib, sys
-names, tests = sys.argv[1].split(), sys.argv[2:]
-if tests:
-    import pytest
-    chosen = ["-m", "not drill", "-k", "not stdout and not stream"]
-    if failed := pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *chosen, *tests]):
-        sys.exit(failed)
-for name in names:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name.startswith("penstock"):  # a library of a plug-in need not be installed
-            raise
-print(len(names), "modules, of", importlib.import_module("penstock").__file__)
+IMPORTER = """
+import importlib, json, os, sys, threading
+import pytest
+
+def load(names):
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name.startswith("penstock"):  # a library of a plug-in need not be installed
+                raise
+
+load(sys.argv[1:])
+assert threading.active_count() == 1 and "penstock" not in sys.modules
+for line in sys.stdin:
+    if not os.fork():
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        modules, tests = json.loads(line)
+        chosen = ["-m", "not drill", "-k", "not std and not stream and not takes_this_folder"]
+        failed = tests and pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *chosen, *tests])
+        load(modules)
+        print(len(modules), "modules, of", sys.modules["penstock"].__file__, flush=True)
+        os._exit(failed or 0)
+    print("exit code", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
-"""Runs tests and imports modules in one process, as the libraries of both take seconds to import. How the command treats a
-closed stream takes a process a test, and nothing of it is a plug-in's."""
+"""Imports libraries, which takes seconds; then, for each line of its input, runs tests and imports modules in a fork of itself.
+How the command treats its streams takes a process a test, and nothing of it is a plug-in's; a test below checks a project."""
+
+LIBRARIES = sorted(
+    {
+        name
+        for path in MODULES
+        if plugin_of(path) is None
+        for _, name in imported_modules((ROOT / path).read_text())
+        if not name.startswith("penstock")
+    }
+)
+"""What modules of the core import; what plug-ins import may look at settings that they make first."""
 
 
 def places_of(plugin: str) -> list[str]:
@@ -73,19 +94,50 @@ def copy_without(plugins: list[str], folder: Path) -> Path:
     return folder
 
 
+def environment_of(tree: Path) -> dict[str, str]:
+    """Return the environment of a process that finds the copy's packages."""
+    return {**os.environ, "PYTHONPATH": f"{tree}:{tree}/site", "PYTHONDONTWRITEBYTECODE": ""}
+
+
 def python(tree: Path, *words: str, code: int = 0, **environment: str) -> str:
     """Run Python with the copy's packages, and return what it prints."""
-    env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/site", "PYTHONDONTWRITEBYTECODE": "", **environment}
+    env = environment_of(tree) | environment
     done = subprocess.run([sys.executable, *words], cwd=tree, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
 
-def check_imports(tree: Path, plugins: list[str], *tests: str) -> None:
-    """Import each module of a copy that is not a plug-in's, after the tests of the same process."""
-    left = [dotted for path, dotted in MODULES.items() if plugin_of(path) not in plugins]
-    printed = python(tree, "-c", IMPORT_ALL, " ".join(left), *tests)
-    assert f"{len(left)} modules, of {tree}/penstock/__init__.py\n" in printed
+class Importer:
+    """A process that has imported the libraries, for checks of the copy in `tree`."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", IMPORTER, *LIBRARIES],
+            cwd=tree,
+            env=environment_of(tree),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def check(self, plugins: list[str], *tests: str) -> None:
+        """Run tests, and import each module that is left without `plugins`."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        left = [dotted for path, dotted in MODULES.items() if plugin_of(path) not in plugins]
+        self._process.stdin.write(json.dumps([left, tests]) + "\n")
+        self._process.stdin.flush()
+        printed = ""
+        while not (line := self._process.stdout.readline()).startswith("exit code "):
+            printed += line
+            assert line, printed[-8000:]
+        assert line == "exit code 0\n", printed[-8000:]
+        assert f"{len(left)} modules, of {self.tree}/penstock/__init__.py\n" in printed
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +163,16 @@ def test_every_place_that_the_core_names_is_there() -> None:
         assert re.search(defined, Path(spec.origin).read_text(), re.MULTILINE), f"{module}:{attribute}"
 
 
-def test_core_alone_imports(core: Path) -> None:
-    check_imports(core, [*PLUGINS])
+def test_core_alone_imports_and_passes_quick_tests(core: Path) -> None:
+    importer = Importer(core)
+    importer.check([*PLUGINS], *QUICK)
+    importer.end()
 
 
 def test_core_alone_lists_its_own_verbs(core: Path) -> None:
     verbs = {name for name in re.findall(r"^\W+(\w+)  ", python(core, "-m", "penstock", "--help", COLUMNS="200"), re.MULTILINE)}
     assert {"run", "check", "plan", "status", "rollback", "ui"} <= verbs
-    assert not verbs & {"probe", "tune", "predict", "deploy", "doctor", "clean", "log", "compare", "report", "rows", "export"}
+    assert not verbs & {"probe", "tune", "predict", "deploy", "clean", "log", "compare", "report", "rows", "export"}
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +209,23 @@ def test_what_needs_a_deleted_plug_in_is_refused(
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree, of which each drill deletes one plug-in: at one path, modules are compiled and checked once."""
-    return copy_without([], tmp_path_factory.mktemp("copies") / "tree")
+    copy = copy_without([], tmp_path_factory.mktemp("copies") / "tree")
+    if (checked := ROOT / ".mypy_cache").is_dir():
+        shutil.copytree(checked, copy / ".mypy_cache")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def importer(tree: Path) -> Iterator[Importer]:
+    """An importer of that copy."""
+    importer = Importer(tree)
+    yield importer
+    importer.end()
 
 
 @pytest.mark.drill
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("plugin", sorted(PLUGINS))
-def test_each_plug_in_can_be_deleted(plugin: str, tree: Path, tmp_path: Path) -> None:
+def test_each_plug_in_can_be_deleted(plugin: str, tree: Path, importer: Importer, tmp_path: Path) -> None:
     deleted = [plugin, *BUILT_ON.get(plugin, ())]
     gone = [tree / place for each in deleted for place in places_of(each) if os.path.lexists(tree / place)]
     for number, place in enumerate(gone):
@@ -170,7 +233,7 @@ def test_each_plug_in_can_be_deleted(plugin: str, tree: Path, tmp_path: Path) ->
     try:
         with ThreadPoolExecutor() as beside:
             types = beside.submit(python, tree, "-m", "mypy")
-            check_imports(tree, deleted, *QUICK)
+            importer.check(deleted)
             types.result()
     finally:
         for number, place in enumerate(gone):

@@ -110,7 +110,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/deploy": (
         *("flows/answer.py", "flows/options.py", "flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
     ),
-    "flows/doctor": ("flows/answer.py", "flows/options.py", "flows/servers"),
     "flows/cli.py": ("flows/answer.py", "flows/options.py", "flows/spec_file.py", "flows/verbs"),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),
@@ -137,10 +136,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch": (
         *("ingest/columns/images.py", "ingest/shuffle/row_generator.py", "ingest/feed/", "ingest/open_feed.py"),
         *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "session", "frameworks")),
-        *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
+        *(f"training/{file}.py" for file in ("determinism", "model", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "matching", "packed", "state_files")),
         *("training/registry/loaded_model.py", "tasks/promote/compare.py"),
-        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py", "flows/doctor/doctor.py"),
+        *("tasks/evaluate.py", "flows/preflight/checks.py", "flows/tune/flow.py"),
         "flows/verbs/probe/",
     ),
 }

@@ -15,7 +15,6 @@ __all__ = [
     "Event",
     "Failure",
     "Handlers",
-    "MachineLoad",
     "Notice",
     "Point",
     "Printed",
@@ -24,8 +23,6 @@ __all__ = [
     "Saving",
     "ShardsFetched",
     "Shown",
-    "Stalled",
-    "StopAsked",
     "TrainProgress",
     "Warned",
     "WorkerStarted",
@@ -44,14 +41,6 @@ class Point(NamedTuple):
     step: int
     """Optimizer steps done."""
     values: Mapping[str, float]
-
-
-class MachineLoad(Section):
-    """How busy the machine of rank 0 was: `system/<name>` to value."""
-
-    t_ms: int
-    """Wall clock, milliseconds since 1970."""
-    values: dict[str, float]
 
 
 class TrainProgress(Section):
@@ -91,10 +80,6 @@ class Saving(Section):
     step: int
 
 
-class StopAsked(Section):
-    """The driver has asked the workers to save and stop. Made by the driver itself."""
-
-
 class Resumed(Section):
     """Training continues from a checkpoint."""
 
@@ -129,24 +114,17 @@ class WorkersLost(Section):
 
 
 class Notice(Section):
-    """A line of information, such as the device, or why training ends early."""
+    """A line of information, such as the device, why training ends early, or the place of every rank if it stands still."""
 
     message: str
+    blamed: str = ""
+    """Where training stands still, the places of the ranks that do not wait for others."""
 
 
 class Warned(Section):
     """A warning that does not stop training."""
 
     message: str
-
-
-class Stalled(Section):
-    """No step was done for `train.stall_s`. Made by the driver."""
-
-    message: str
-    """The line of Python of every rank."""
-    blamed: str
-    """The same of the ranks that do not wait for others; empty if all do."""
 
 
 class Printed(Section):
@@ -182,20 +160,17 @@ class Failure(Section):
 
 Event = (
     Point
-    | MachineLoad
     | TrainProgress
     | Reported
     | Shown
     | Saving
     | CheckpointCommitted
-    | StopAsked
     | Resumed
     | WorkersStarting
     | WorkerStarted
     | WorkersLost
     | Notice
     | Warned
-    | Stalled
     | Printed
     | ShardsFetched
     | Failure

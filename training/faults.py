@@ -6,7 +6,10 @@ import errno
 
 from penstock.errors import TrainingError
 
-__all__ = ["device_error", "may_pass"]
+__all__ = ["IN_THE_MODEL", "device_error", "may_pass", "not_a_number"]
+
+IN_THE_MODEL = "where the model or train.params set it, or clip gradients there"
+"""The place of the learning rate for frameworks that do not read `train.learning_rate`."""
 
 _MEMORY = (
     *("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
@@ -67,3 +70,14 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, RuntimeError) and any(each in text for each in _DEVICE):
         return not any(each in text for each in _NOT_DEVICE)
     return any(kind.__name__.endswith(_NETWORK) for kind in type(error).__mro__)
+
+
+def not_a_number(
+    what: str, rate: str = "(train.learning_rate, or where the recipe's own optimizer() sets it) or set train.clip_norm"
+) -> TrainingError:
+    """Make the error that ends training; `what` is not finite. `rate` is the place of the learning rate."""
+    return TrainingError(
+        f"{what}; nothing was saved after it",
+        next_step=f"lower the learning rate {rate}, check the values of the features, and run again: "
+        "it continues from the checkpoint before, with the new rate",
+    )

@@ -17,7 +17,7 @@ from penstock.storage import Storage
 from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
-    from penstock.ingest.feed.batch import Feed
+    from penstock.ingest.feed.cursor import Feed
     from penstock.usercode.capture import UserCode
 
 __all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "CallbackCode", "FeedOpener", "TrainJob", "TrainOutcome"]
@@ -54,14 +54,13 @@ class TrainJob:
     """One attempt at training.
 
     Attributes:
-        run_storage: rooted at the run; checkpoints, the journal and recorded rows go there.
+        run_storage: rooted at the run; checkpoints and the journal go there.
         data_storage: holds the shards of `manifest`.
         order: sample order of the train split.
         seed: of weight initialisation, dropout and augmentation.
         code: the recipe.
         attempt: number of this attempt, from 1.
         identity: values that must be equal in a checkpoint to continue from it.
-        record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
         callbacks: of `train.callbacks`.
         data_config: the code that `train.datasets` names.
@@ -78,7 +77,6 @@ class TrainJob:
     attempt: int
     pipeline: str
     identity: dict[str, str] = field(default_factory=dict)
-    record_rows: bool = False
     open_feeds: FeedOpener | None = None
     callbacks: tuple[CallbackCode, ...] = ()
     data_config: UserCode | None = None

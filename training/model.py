@@ -30,6 +30,7 @@ __all__ = [
     "UsualPredicts",
     "are_probabilities",
     "load_model",
+    "missing_part",
     "own_device",
     "read_spec",
 ]
@@ -85,6 +86,11 @@ class Predicts(Protocol):
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Update its own metrics with one batch's predictions. Called if `can_measure` is true."""
         return None
+
+
+def missing_part(model: Predicts) -> str:
+    """Return the part of the user's code that a model which cannot predict lacks."""
+    return getattr(model, "predicts_by", "a method predict(model, batch) in the recipe")
 
 
 class UsualPredicts(Predicts):
@@ -149,11 +155,12 @@ def read_spec(file: Path) -> ModelSpec:
         ) from error
 
 
-def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:
+def load_model(spec: ModelSpec, files: Storage | None) -> TrainedModel:
     """Rebuild a model in this process.
 
     Args:
-        files: rooted at a folder that holds the model's files: a checkpoint's, or a registered model's.
+        files: rooted at a folder that holds the model's files: a checkpoint's, or a registered model's. None makes an
+            untrained model, where the framework's loader does.
 
     Raises:
         SpecError: the user's code cannot be loaded.

@@ -10,9 +10,11 @@ from typing import Any
 import ray
 import torch
 
-from penstock.ingest.feed.batch import Feed, LastBatch
+from penstock.ingest.feed.batch import LastBatch
 from penstock.ingest.feed.cached import open_cached_feed
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.stream import MemoryFeed, StreamFeed
+from penstock.ingest.feed.stream_lanes import LaneFeed
 from penstock.ingest.feed.stream_tasks import StreamTables, stream_tasks
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
 from penstock.ingest.prepare import living_nodes
@@ -38,8 +40,7 @@ def _open_cached(job: TrainJob, split: Split, rank: int, world_size: int) -> Fee
         shards = ShardRows.of(job.manifest.opened(job.data_storage).shards_of(split).rows)
         order = Order(version=2, mode="none", rows=order.rows, shards=shards, lanes=world_size)
     return open_cached_feed(
-        job.data_storage,
-        job.manifest,
+        [(job.data_storage, job.manifest)],
         split,
         batch_rows=job.spec.batch_rows,
         order=order,
@@ -76,11 +77,13 @@ class StreamFeeds:
         free_cpus = ray.cluster_resources().get("CPU", 0.0) - world_size * job.spec.cpus_per_worker
         units, where = self.source.units(job.manifest, split), self.source.where
         row_bytes = sum(unit.size_bytes for unit in units) / max(1, sum(unit.rows for unit in units))
+        order = _order(job, split)
         tables = StreamTables(
             units,
             partial(self.source.tables, split),
             rows=[unit.rows for unit in units],
             table_bytes=max(1, int(row_bytes * self.source.preparation.rows_at_once)),
+            unit_bytes=[unit.size_bytes for unit in units],
             tasks=stream_tasks(free_cpus, where, living_nodes()),
             where=where,
             # A function reads as many epochs as it likes.
@@ -89,16 +92,11 @@ class StreamFeeds:
             rank=rank,
             world_size=world_size,
         )
-        return StreamFeed(
-            tables,
-            job.manifest.feed_schema,
-            split,
-            content=job.manifest.content_digest,
-            batch_rows=job.spec.batch_rows,
-            order=_order(job, split),
-            rank=rank,
-            world_size=world_size,
-        )
+        schema, content = job.manifest.feed_schema, job.manifest.content_digest
+        options: dict[str, Any] = {"content": content, "batch_rows": job.spec.batch_rows, "order": order}
+        if order.lanes > 1:
+            return LaneFeed(tables, schema, split, **options)
+        return StreamFeed(tables, schema, split, rank=rank, world_size=world_size, **options)
 
 
 def _last(job: TrainJob, split: Split) -> LastBatch:

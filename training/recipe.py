@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from penstock.training.spec import TrainSpec
     from penstock.usercode.capture import UserCode
 
-__all__ = ["Columns", "Recipe", "RecipeModel", "load_recipe"]
+__all__ = ["Columns", "Recipe", "RecipeModel", "build_by_user", "load_recipe"]
 
 Columns = dict[str, Tensor]
 
@@ -90,16 +90,25 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     predicts = getattr(kind, "predicts", "logits")
     if predicts not in get_args(ClassScores):
         raise SpecError(f"train.recipe: {code.target}.predicts is {predicts!r}; it must be 'logits' or 'probabilities'")
+    return Recipe(build_by_user(code, lambda: kind(**code.located(params))), code.target)
+
+
+def build_by_user(code: UserCode, build: Callable[[], Any]) -> Any:
+    """Call `build`, which calls the user's code with `train.params`.
+
+    Raises:
+        SpecError: the code fails, or does not take these params.
+    """
     try:
-        instance = kind(**code.located(params))
+        return build()
+    except SpecError:
+        raise
     except TypeError as error:
         raise SpecError(
-            f"train.params do not fit {code.target}: {error}",
-            next_step="compare train.params with __init__",
+            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with its arguments"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {_where(error)}") from error
-    return Recipe(instance, code.target)
 
 
 class Recipe:

@@ -10,9 +10,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from penstock.config import OnResume, Section
 from penstock.ingest.schema import SPLITS, Split
-from penstock.training.better import HIGHER_IS_BETTER, LOWER_IS_BETTER, mode_problem
 
 __all__ = [
+    "LOWER_IS_BETTER",
     "BackendSpec",
     "BestSpec",
     "CheckpointSpec",
@@ -20,6 +20,7 @@ __all__ = [
     "RegisterSpec",
     "TrackingSpec",
     "TrainSpec",
+    "mode_problem",
     "split_names",
 ]
 
@@ -28,6 +29,27 @@ def split_names(datasets: Mapping[str, str] | str) -> dict[str, Split]:
     """Return the split that each name of a dataset means, by `train.datasets`."""
     own = {} if isinstance(datasets, str) else {name: split for name in datasets for split in SPLITS if datasets[name] == split}
     return {**{split: split for split in SPLITS}, "valid": "validation", "val": "validation", **own}
+
+
+LOWER_IS_BETTER = frozenset({"loss", "log_loss", "mae", "mse", "rmse", "calibration_error"})
+
+HIGHER_IS_BETTER = frozenset(
+    {"accuracy", "balanced_accuracy", "f1", "precision", "recall", "auroc", "average_precision", "mcc", "r2"}
+)
+
+
+def mode_problem(metric: str, mode: Literal["min", "max"]) -> str:
+    """Explain why `mode` would keep the worst; empty if it does not, or if the metric is the user's own.
+
+    Args:
+        metric: as a validation names it: `val/accuracy`.
+    """
+    name = metric.rpartition("/")[2]
+    if name in HIGHER_IS_BETTER and mode == "min":
+        return f"{metric!r} is better the higher it is, and mode: min keeps the lowest; write mode: max"
+    if name in LOWER_IS_BETTER and mode == "max":
+        return f"{metric!r} is better the lower it is, and mode: max keeps the highest; write mode: min"
+    return ""
 
 
 class BestSpec(Section):
@@ -220,8 +242,6 @@ class EvaluateSpec(Section):
 
     metrics: Annotated[list[str] | None, OnResume.FREE] = None
     """Names (docs/recipe.md lists them), instead of the recipe's `metrics()`, or accuracy and f1, or mae, rmse and r2."""
-    figures: Annotated[bool, OnResume.FREE] = True
-    """Draw the confusion matrix and curves."""
     slices: Annotated[list[str | dict[str, Edges]], OnResume.FREE] = Field(default_factory=list)
     """Columns of the source: each value is measured by itself, or of `{age: [18, 30]}` each range between the edges."""
 

@@ -13,14 +13,16 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
 from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.storage import Storage
 
 __all__ = ["manifest"]
 
 
 def manifest(rows: Rows, folder: Path, shard_bytes: int = 64 << 20) -> DatasetManifest:
     """The rows as a cached dataset of penstock in `folder`, written on the first call."""
-    path = folder / "manifest.json"
-    if not path.exists():
+    storage = Storage(str(folder))
+    found = DatasetManifest.read(storage, "bench")
+    if found is None:
         (folder / "units" / "u").mkdir(parents=True, exist_ok=True)
         per_shard = shard_bytes // rows.row_bytes // CHUNK * CHUNK or CHUNK
         schema = FeedSchema(
@@ -40,5 +42,6 @@ def manifest(rows: Rows, folder: Path, shard_bytes: int = 64 << 20) -> DatasetMa
         made = DatasetManifest(
             key="bench", feed_schema=schema, rows={"train": rows.rows}, table=ShardTable.of(shards), content_digest="bench"
         )
-        path.write_text(made.model_dump_json())
-    return DatasetManifest.model_validate_json(path.read_text())
+        made.write(storage)
+        return made
+    return found

@@ -93,7 +93,13 @@ def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: i
     spec = ShuffleSpec.model_validate({"mode": mode, "seed": 17, "window_rows": window_rows, "lanes": lanes})
     order = make_order(spec, rows.rows, [shard.rows for shard in made.shards], BATCH * world)
     return open_cached_feed(
-        Storage(folder), made, "train", batch_rows=BATCH * world, order=order, rank=rank, world_size=world, prefetch=prefetch
+        [(Storage(folder), made)],
+        "train",
+        batch_rows=BATCH * world,
+        order=order,
+        rank=rank,
+        world_size=world,
+        prefetch=prefetch,
     )
 
 

@@ -32,7 +32,12 @@ def measure_ray(name: str, rows: Rows, folder: Path, world: int) -> float:
 
     write_parquet(rows, folder)
     ray.init(
-        num_cpus=max(2, world), include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=4 << 30
+        "local",
+        num_cpus=max(2, world),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=4 << 30,
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
     try:

@@ -19,7 +19,6 @@ class Format(StrEnum):
 
     parquet = "parquet"
     arrow = "arrow"
-    csv = "csv"
 
 
 def export(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,27 +21,13 @@ RunName = Annotated[
 ]
 
 
-def _can_be_written(page: Path | None) -> Path | None:
-    """Refuse a file that cannot be made, before the work that fills it."""
-    if page is not None and page.is_dir():
-        raise typer.BadParameter(f"{str(page)!r} is a folder; name a file in it")
-    if page is not None and not page.parent.is_dir():
-        folder = shlex.quote(str(page.parent))
-        raise typer.BadParameter(f"{str(page)!r} lies in a folder that does not exist; first: mkdir -p {folder}")
-    return page
-
-
-def log(
-    file: File = HERE,
-    last: Annotated[int | None, typer.Option(min=1, help="List only this many of the newest attempts.")] = None,
-    as_json: Json = False,
-) -> None:
+def log(file: File = HERE, as_json: Json = False) -> None:
     """List a pipeline's runs by date, with changes, outcome, metric and error."""
 
     def work() -> dict[str, Any]:
         from penstock.flows.history.log import collect_log, show_log
 
-        result = collect_log(file, last)
+        result = collect_log(file)
         show_log(result, OUT)
         return result
 
@@ -58,7 +43,7 @@ def compare(
     """Compare two runs: spec, code, data, and metrics on the same rows."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.history.compare import compare_runs, show_comparison
+        from penstock.flows.history.comparison import compare_runs, show_comparison
 
         result = compare_runs(file, before, after)
         show_comparison(result, OUT)
@@ -67,14 +52,7 @@ def compare(
     answer(work, as_json)
 
 
-def report(
-    name: RunName = "last",
-    output: Annotated[
-        Path | None, typer.Option(callback=_can_be_written, help="File to write.", show_default="RUN.html")
-    ] = None,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
+def report(name: RunName = "last", file: FileOption = None, as_json: Json = False) -> None:
     """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
 
     def work() -> dict[str, Any]:
@@ -83,7 +61,7 @@ def report(
 
         names = RunNames(file)
         run = names.find(name)
-        page = output or Path(f"{run.run}.html")
+        page = Path(f"{run.run}.html")
         page.write_text(report_page(names.ledger, run), encoding="utf-8")
         print_line(str(page))
         return {"status": "done", "run": run.run, "page": str(page)}
@@ -94,7 +72,6 @@ def report(
 def rows(
     name: RunName,
     step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="List only this many of its rows.")] = None,
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -103,7 +80,7 @@ def rows(
     def work() -> dict[str, Any]:
         from penstock.flows.history.rows import rows_of_step, show_rows
 
-        result = rows_of_step(file, name, step, limit)
+        result = rows_of_step(file, name, step)
         show_rows(result, OUT)
         return result
 

@@ -1,34 +1,72 @@
-"""How does one run differ from another, in sentences and figures?"""
+"""How does one run differ from another, in sentences and figures? `penstock compare` as JSON and on the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
+from penstock.errors import SpecError
 from penstock.flows.history.drift import compare_data
 from penstock.flows.history.metrics import better_sign, main_metric, sort_by_split
+from penstock.flows.history.which_run import RunNames
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
 from penstock.messages import capped, counted
-from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.changes import changes
 from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Ledger, Run
-from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.evaluation.paired import compare_paired
+from penstock.training.spec import LOWER_IS_BETTER
 
-__all__ = ["compare", "what_to_look_at"]
+__all__ = ["compare_runs", "show_comparison", "what_to_look_at"]
 
 _FEW = 5
 
 
-def compare(ledger: Ledger, before: Run, after: Run) -> dict[str, Any]:
-    """Return what `penstock compare --json` prints: how `after` differs from `before`."""
-    sides = Before.of(ledger, before), Before.of(ledger, after)
-    found = changes(*sides)
+def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
+    """Return what `penstock compare --json` prints: how `second` differs from `first`.
+
+    Raises:
+        SpecError: there is no such run, or both names mean the same run.
+    """
+    names = RunNames(file)
+    before, after = (names.find(name, lambda run: bool(run.result.get("metrics"))) for name in (first, second))
+    if before.run == after.run:
+        raise SpecError(
+            f"{first!r} and {second!r} are both the run {before.run}", next_step="name two runs: penstock log lists them"
+        )
+    return _compare(names.ledger, before, after)
+
+
+def show_comparison(compared: dict[str, Any], console: Console) -> None:
+    """Print the findings, then all metrics."""
+    show = console.print
+    for side in ("before", "after"):
+        run = compared[side]
+        show(f"{side:<7} {run['run']}  {run['created']}  {run['status']}  {run['model_uri'] or ''}".rstrip())
+    show("        " + ", ".join(f"{'same' if same else 'other'} {what}" for what, same in compared["same"].items()))
+    show("")
+    for sentence in compared["findings"]:
+        show(f"- {sentence}")
+    show("")
+    table = Table("metric", "before", "after", "difference", box=None)
+    for entry in compared["metrics"]:
+        values = ["" if entry[side] is None else f"{entry[side]:.4f}" for side in ("before", "after")]
+        difference = "" if entry["difference"] is None else f"{entry['difference']:+.4f}"
+        word = {True: " better", False: " worse", None: ""}[entry["better"]]
+        table.add_row(entry["metric"], *values, difference + word)
+    console.print(table, soft_wrap=False)
+
+
+def _compare(ledger: Ledger, before: Run, after: Run) -> dict[str, Any]:
+    found = changes(before, after)
     data = RunData.of(ledger, before), RunData.of(ledger, after)
     compared = {
         "status": "done",
@@ -60,7 +98,7 @@ def what_to_look_at(ledger: Ledger, before: Run, after: Run) -> list[str]:
 
     A file with other shares of classes than the rows before is among them: its labels may be wrong.
     """
-    return _notable(compare(ledger, before, after))
+    return _notable(_compare(ledger, before, after))
 
 
 def _notable(compared: Mapping[str, Any]) -> list[str]:
@@ -120,7 +158,8 @@ def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, Run
         is_class = bool(data[0].classes)
         if was is None or now is None or is_class != bool(data[1].classes):
             continue
-        both = _align(was, now, _same_split(data, split))
+        digests = {side.manifest.split_digests.get(split) if side.manifest is not None else None for side in data}
+        both = _align(was, now, len(digests) == 1 and None not in digests)
         rows = len(both[0])
         entry: dict[str, Any] = {"split": split, "rows": rows, "of": [len(was), len(now)], "metrics": []}
         if rows and is_class:
@@ -131,11 +170,6 @@ def _same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, Run
             entry["metrics"].append(_compare_scores("log_loss" if is_class else "mae", *losses))
         found.append(entry)
     return found
-
-
-def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
-    digests = [side.manifest.split_digests.get(split) if side.manifest is not None else None for side in data]
-    return digests[0] is not None and digests[0] == digests[1]
 
 
 def _align(was: pd.DataFrame, now: pd.DataFrame, same: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -167,14 +201,12 @@ def _summarize(compared: Mapping[str, Any]) -> list[str]:
     """Summarize the other parts of `penstock compare --json` in sentences, the most important first."""
     data, changed = compared["data"], compared["changed"]
     found = [*_describe_metric(compared)]
-    found += [_describe_file(file, data["classes"]) for file in data["files"][:_FEW]]
-    if len(data["files"]) > _FEW:
-        found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
+    found += capped([_describe_file(file, data["classes"]) for file in data["files"]], _FEW)
     found += _describe_drift(data)
     if compared["code"]:
         found.append(f"The code differs in {', '.join(capped(compared['code'], _FEW))}.")
-    found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
-    found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
+    found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"]]
+    found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"]]
     if not (changed["spec"] or changed["versions"] or compared["code"] or data["files"]):
         found.append("Both have the same data, code, settings and versions.")
     return found
@@ -187,11 +219,12 @@ def _describe_drift(data: Mapping[str, Any]) -> list[str]:
         for entry in data["classes"]
         if entry["drifted"]
     ][:_FEW]
-    drifted = [entry for entry in data["columns"] if entry["drifted"]]
-    found += [f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}." for entry in drifted[:_FEW]]
-    if len(drifted) > _FEW:
-        found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
-    return found
+    columns = [
+        f"Column {entry['column']!r} has drifted: {entry['summary'] or entry['kind']}."
+        for entry in data["columns"]
+        if entry["drifted"]
+    ]
+    return [*found, *capped(columns, _FEW)]
 
 
 def _describe_metric(compared: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from penstock.flows.history.metrics import better_sign, main_metric
 from penstock.flows.history.which_run import RunNames
 from penstock.flows.verbs.status import sweeps_among
+from penstock.messages import capped
 from penstock.tasks.records.ledger import Attempt, Run
 
 __all__ = ["collect_log", "show_log"]
@@ -18,8 +19,8 @@ __all__ = ["collect_log", "show_log"]
 _CHANGES_SHOWN = 6
 
 
-def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
-    """Return what `penstock log --json` prints: all attempts at all runs, or the `last` ones, oldest first."""
+def collect_log(file: Path | None) -> dict[str, Any]:
+    """Return what `penstock log --json` prints: all attempts at all runs, oldest first."""
     names = RunNames(file)
     found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
     found.sort(key=lambda pair: (pair[1].started, pair[1].number))
@@ -36,7 +37,7 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
             entries[-1]["outcome"] = f"trial {trial['number']} {trial['state']}"
         if entries[-1]["value"] is not None:
             best[run.pipeline] = entries[-1]["value"]
-    return {"status": "done", "storage": names.ledger.storage.root, "attempts": entries[-last:] if last else entries}
+    return {"status": "done", "storage": names.ledger.storage.root, "attempts": entries}
 
 
 def show_log(result: dict[str, Any], console: Console) -> None:
@@ -51,10 +52,8 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
         words += [entry["model_uri"] or "", entry["cleaned"] or ""]
         console.print("  ".join(filter(None, words)))
-        shown = entry["changed"][:_CHANGES_SHOWN]
-        more = len(entry["changed"]) - len(shown)
         about = [entry["sweep"]["summary"]] if entry["sweep"] else []
-        for line in [*about, *shown, *([f"and {more} more: penstock report {entry['run']}"] if more else []), *entry["why"]]:
+        for line in [*about, *capped(entry["changed"], _CHANGES_SHOWN), *entry["why"]]:
             console.print(f"    {line}")
 
 
@@ -82,7 +81,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "model_uri": attempt.model_uri,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
-        "why": attempt.why_failed(run.cleaned),
+        "why": attempt.why_failed,
     }
 
 

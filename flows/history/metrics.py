@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.tasks.records.ledger import Run
-from penstock.training.better import LOWER_IS_BETTER
-from penstock.training.spec import BestSpec
+from penstock.training.spec import LOWER_IS_BETTER, BestSpec
 
 __all__ = ["better_sign", "main_metric", "sort_by_split"]
 

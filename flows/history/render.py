@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -18,7 +19,7 @@ Curve = Sequence[tuple[float, float]]
 MAX_POINTS = 600
 """A longer curve is thinned evenly to this many points, so that the page stays small."""
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 220, 56, 26, 12
+_WIDTH, _HEIGHT, _MARGIN = 520, 220, 24
 
 
 def render(**values: Any) -> str:
@@ -32,57 +33,22 @@ def render(**values: Any) -> str:
 
 def line_chart(curves: Mapping[str, Curve]) -> Markup:
     """Draw curves on common axes, as SVG with colours from the page's style (`c0`, `c1`, ...)."""
-    drawn = {name: [p for p in _thinned(curve) if math.isfinite(p[1])] for name, curve in curves.items()}
-    points = [point for curve in drawn.values() for point in curve]
-    if not points:
+    drawn = {name: [p for p in curve[:: len(curve) // MAX_POINTS + 1] if math.isfinite(p[1])] for name, curve in curves.items()}
+    if not any(drawn.values()):
         return Markup("")
-    low_x, high_x = _range([x for x, _ in points])
-    low_y, high_y = _range([y for _, y in points])
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = _LEFT + (x - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - 10)
-        return across, _HEIGHT - _BOTTOM - (y - low_y) / (high_y - low_y) * (_HEIGHT - _BOTTOM - _TOP)
-
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        value = low_y + share * (high_y - low_y)
-        _, at = place(low_x, value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
-        along, _ = place(low_x + share * (high_x - low_x), low_y)
-        anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
-        tick = f"{low_x + share * (high_x - low_x):,.4g}"
-        parts.append(f'<text class="tick" x="{along:.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{tick}</text>')
+    (low_x, high_x), (low_y, high_y) = (
+        (min(values), max(values)) for values in zip(*(point for curve in drawn.values() for point in curve), strict=True)
+    )
+    across, up = (_WIDTH - 2 * _MARGIN) / ((high_x - low_x) or 1), (_HEIGHT - 2 * _MARGIN) / ((high_y - low_y) or 1)
+    ends = {(_MARGIN, 14): f"{_number(low_y)} to {_number(high_y)}", (_MARGIN, _HEIGHT - 4): f"{low_x:,.0f}"}
+    ends[_WIDTH - 2 * _MARGIN, _HEIGHT - 4] = f"{high_x:,.0f}"
+    parts = [f'<text class="tick" x="{x}" y="{y}">{text}</text>' for (x, y), text in ends.items()]
     for number, (name, curve) in enumerate(drawn.items()):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve))
-        shape = f'<polyline class="c{number % 4}" points="{path}"/>'
-        if len(curve) < 2:
-            shape = "".join(
-                f'<circle class="c{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in map(lambda p: place(*p), curve)
-            )
-        parts.append(f"<g><title>{escape(name)}</title>{shape}</g>")
+        places = [f"{_MARGIN + (x - low_x) * across:.1f},{_HEIGHT - _MARGIN - (y - low_y) * up:.1f}" for x, y in curve]
+        path = " ".join(places * 2 if len(places) == 1 else places)  # a line to itself is a dot
+        parts.append(f'<g><title>{escape(name)}</title><polyline class="c{number % 4}" points="{path}"/></g>')
     label = escape(f"{', '.join(curves)} by step")
     return Markup(f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>')
-
-
-def _thinned(curve: Curve) -> list[tuple[float, float]]:
-    every = max(1, math.ceil(len(curve) / MAX_POINTS))
-    kept = list(curve[::every])
-    return kept if not curve or kept[-1] == curve[-1] else [*kept, curve[-1]]
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = abs(low) / 10 or 0.5
-    return (low, high) if high > low else (low - margin, high + margin)
-
-
-def _tick(value: float) -> str:
-    """Format a value short enough for the axis."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 def _number(value: Any) -> str:
@@ -94,8 +60,4 @@ def _number(value: Any) -> str:
 
 
 def _seconds(value: float) -> str:
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return f"{value:.1f} s" if value < 100 else str(dt.timedelta(seconds=round(value)))

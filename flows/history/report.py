@@ -11,7 +11,6 @@ from typing import Any
 from penstock.flows.history.metrics import sort_by_split
 from penstock.flows.history.render import render
 from penstock.ingest.manifest import STREAMS, DatasetManifest
-from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
@@ -47,7 +46,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         files=list(sources.items())[:200],
         num_files=len(sources),
         rows={split: manifest.rows.get(split, 0) for split in SPLITS} if manifest is not None else {},
-        left_out=_left_out(manifest) if manifest is not None else "",
+        left_out=manifest.rows_left_out if manifest is not None else "",
         classes=data.class_rows(),
         columns=list(data.profile.columns.get("train", {}).items())[:100],
         charts=_charts(points),
@@ -57,11 +56,6 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
         command=attempts[-1].command if attempts else "",
     )
-
-
-def _left_out(manifest: DatasetManifest) -> str:
-    listed = f"; listed in {dataset_quarantine_path(manifest.key)} of the storage" if manifest.rows_quarantined else ""
-    return f"{manifest.rows_left_out}{listed}"
 
 
 def fetch_sentence(attempt: Attempt, manifest: DatasetManifest | None) -> str:

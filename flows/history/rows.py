@@ -23,14 +23,13 @@ from penstock.messages import counted, shorten
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import StageName
-from penstock.training.frameworks.framework import HasOwnSteps
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.spec import TrainSpec
 
-__all__ = ["rows_of_step", "show_rows"]
+__all__ = ["kept_rows", "rows_of_step", "show_rows"]
 
 
-def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = None) -> dict[str, Any]:
+def rows_of_step(file: Path | None, name: str, step: int) -> dict[str, Any]:
     """Return what `penstock rows --json` prints: the rows of a step, from 1, in their order in the global batch.
 
     Raises:
@@ -39,30 +38,39 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
     """
     names = RunNames(file)
     run = names.find(name, lambda run: "shuffle" in run.keys and bool(run.keys["shuffle"].key))
-    manifest = DatasetManifest.model_validate(_stage_output(names.ledger, run, "materialize"))
     order = Order.model_validate(_stage_output(names.ledger, run, "shuffle")["order"])
     train = TrainSpec.model_validate(run.spec["train"])
     framework = FRAMEWORKS.get(train.framework)
-    if isinstance(framework, HasOwnSteps):
+    if a_step := getattr(framework, "a_step", ""):
         raise SpecError(
-            f"the rows of a step of run {run.run} are not known: with train.framework: {train.framework} a step is "
-            f"{framework.a_step}",
+            f"the rows of a step of run {run.run} are not known: with train.framework: {train.framework} a step is {a_step}",
             next_step=f"penstock report {run.run} shows the rows of the whole run",
         )
+    manifest = kept_rows(names.ledger, run)
+    ids, epoch = _step_row_ids(names.ledger.storage, manifest, order, train, step)
+    ascending = np.argsort(ids, kind="stable")
+    try:
+        found = sources_of(names.ledger.storage, manifest, "train", ids[ascending])
+    except FileNotFoundError as error:
+        raise DataError(f"the shards of run {run.run} are gone: {error}", next_step="run the pipeline again") from error
+    rows = _describe_rows(run, _stage_output(names.ledger, run, "read"), found, ids[ascending])
+    by_position = [rows[at] for at in np.argsort(ascending, kind="stable").tolist()]
+    return {"status": "done", "run": run.run, "step": step, "epoch": epoch + 1, "num_rows": len(ids), "rows": by_position}
+
+
+def kept_rows(ledger: Ledger, run: Run) -> DatasetManifest:
+    """Return the manifest of a run's prepared rows.
+
+    Raises:
+        DataError: they are not kept.
+    """
+    manifest = DatasetManifest.model_validate(_stage_output(ledger, run, "materialize"))
     if not manifest.num_shards:
         cache = run.spec["materialize"]["cache"]
         raise DataError(
             f"the rows of run {run.run} are not kept (materialize.cache: {cache})", next_step="rows are found with cache: disk"
         )
-    ids, epoch = _step_row_ids(names.ledger.storage, manifest, order, train, step)
-    ascending = np.argsort(ids[:limit], kind="stable")
-    try:
-        found = sources_of(names.ledger.storage, manifest, "train", ids[:limit][ascending])
-    except FileNotFoundError as error:
-        raise DataError(f"the shards of run {run.run} are gone: {error}", next_step="run the pipeline again") from error
-    rows = _describe_rows(run, _stage_output(names.ledger, run, "read"), found, ids[:limit][ascending])
-    by_position = [rows[at] for at in np.argsort(ascending, kind="stable").tolist()]
-    return {"status": "done", "run": run.run, "step": step, "epoch": epoch + 1, "num_rows": len(ids), "rows": by_position}
+    return manifest.opened(ledger.storage)
 
 
 def show_rows(result: dict[str, Any], console: Console) -> None:
@@ -95,7 +103,7 @@ def _step_row_ids(
     storage: Storage, manifest: DatasetManifest, order: Order, train: TrainSpec, step: int
 ) -> tuple[NDArray[np.int64], int]:
     """Return the row ids of an optimizer step, which is one global batch, and its epoch from 0."""
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=train.batch_rows, order=order, last=train.last_batch)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=train.batch_rows, order=order, last=train.last_batch)
     if step < 1 or (train.max_steps is not None and step > train.max_steps):
         raise _no_such_step(step, train.max_steps)
     equal = order.by_length is None or order.by_length.batch_entries is None

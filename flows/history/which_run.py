@@ -67,6 +67,8 @@ class RunNames:
         run = several[0] if several else self._of_version(name)
         if run is not None:
             return run
+        if Path(name).exists():
+            raise SpecError(f"{name!r} is not a run, but a file or folder", next_step=f"name the pipeline by --file {name}")
         known = [run.run for run in self.runs]
         raise SpecError(
             f"there is no run {name!r} in {self.ledger.storage.root}{did_you_mean(name, known)}",

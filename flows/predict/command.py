@@ -5,16 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from penstock.flows.answer import answer, print_note
 from penstock.flows.options import FileOption, Json
 from penstock.messages import counted
-
-if TYPE_CHECKING:  # the command's help needs none of it
-    from penstock.flows.predict.request import PredictRequest
 
 __all__ = ["predict"]
 
@@ -48,33 +45,31 @@ def predict(
     """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.predict.request import predict_request
+        from penstock.flows.predict.request import PredictRequest, state_folder
+        from penstock.flows.servers.services import check_mlflow_answers, prepare_environment
+        from penstock.flows.spec_file import option_values
+        from penstock.flows.verbs.run import perform_flow
 
-        result = _score(
-            predict_request(
-                model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
-            )
+        request = PredictRequest(
+            model=model,
+            input=source,
+            output=output,
+            columns=columns or [],
+            format=format,
+            options=option_values(options or []),
+            gpus=gpus,
+            state_dir=str(state_folder(file)),
         )
+        prepare_environment()
+        check_mlflow_answers()
+
+        def perform() -> Any:
+            from penstock.flows.predict.flow import predict as predict_flow
+
+            return predict_flow(request, return_state=True)
+
+        result = perform_flow(model, Path(request.state_dir), perform)
         print_note(f"{result['output']}: {counted(result['total_rows'], 'row')}")
         return result
 
     answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
-
-
-def _score(request: PredictRequest) -> dict[str, Any]:
-    from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
-    from penstock.flows.verbs.run import raise_interrupted_on_stop
-    from penstock.machine.stopping import StopRequest, stopping_on_signals
-
-    prepare_environment()
-    check_mlflow_answers()
-    print(f"{request.model}: starting", file=sys.stderr, flush=True)
-    stopping = StopRequest()
-    state_dir = Path(request.state_dir)
-    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir):
-        stopping.check()
-        # Prefect reads its settings when imported, so it comes after the server's address is known.
-        from penstock.flows.predict.flow import predict as predict_flow
-        from penstock.flows.run.flow_runs import flow_result
-
-        return flow_result(lambda: predict_flow(request, return_state=True))

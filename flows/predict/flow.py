@@ -9,24 +9,24 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import State, flow
 from prefect.states import Cancelled, Completed
 
-from penstock.errors import Interrupted, PenstockError, PreflightError
-from penstock.flows.predict.pool import ray_pool
+from penstock.errors import DataError, Interrupted, PenstockError, PreflightError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.preflight.nodes import refuse_unfit_nodes
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
-from penstock.flows.run.reporter import make_reporter
+from penstock.flows.run.reporter import ConsoleReporter
 from penstock.flows.servers.probes import storage_failure
-from penstock.flows.servers.services import prepare_environment, ray_cluster
-from penstock.ingest.files.listing import Listing, SourceFile
+from penstock.flows.servers.services import ray_cluster
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.prepare import ANYWHERE
+from penstock.ingest.ray_tasks import ray_map
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
@@ -36,9 +36,9 @@ from penstock.redact import hiding_secrets, redact_text
 from penstock.storage import Storage
 from penstock.tasks.context import Reporter, StageOutcome
 from penstock.training.predict.asked import ask, check_input, list_input, state_of
-from penstock.training.predict.output import OWN, Output
+from penstock.training.predict.output import OWN, Output, PredictedUnit
 from penstock.training.predict.score import Plan, Scored, plan, score
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, packed_model
 from penstock.training.registry.load import FetchedModel, fetched_model
 from penstock.training.registry.loaded_model import LoadedModel
 from penstock.training.tracking.mlflow_store import mlflow_uri
@@ -46,7 +46,7 @@ from penstock.training.tracking.mlflow_store import mlflow_uri
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["predict", "processes_on"]
+__all__ = ["predict"]
 
 LEASE = f"{OWN}/lease"
 
@@ -54,21 +54,20 @@ LEASE = f"{OWN}/lease"
 @flow(name="penstock-predict", flow_run_name=name_at_begin, persist_result=False)
 def predict(request: PredictRequest) -> State[Any]:
     """Score what is not scored yet. The result is the data of the state, completed or cancelled."""
-    prepare_environment()
-    reporter, stopping, scored = make_reporter(), StopRequest(), Scored()
+    reporter, stopping, scored = ConsoleReporter(), StopRequest(), Scored()
     begun = time.time()
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
         stack.enter_context(stopping_on_signals(stopping))
         storage = Storage(request.output)
         model = stack.enter_context(fetched_model(request.model, mlflow_uri(Path(request.state_dir))))
-        base_dir = Path(request.base_dir)
-        asked = ask(model, request.input, request.format, request.columns, request.options, base_dir)
+        asked = ask(model, request.input, request.format, request.columns, request.options)
         if not asked.is_kept or os.path.exists(asked.data.train):
             check_input(asked.data.train, storage)
-        connect = cache(partial(_connected, request, reporter, stopping, stack))
         # Rows that are in no files become some in the output, which no other command may write to.
-        listing = None if asked.is_kept else _list(asked.data, reporter)
+        listing = None if asked.is_kept else list_input(asked.data)
+        if listing is not None and (left_out := listing.describe_left_out()):
+            reporter.warn(left_out.replace("data.format", "--format"))
         output = Output(storage)
         _check_output(output)
         stack.enter_context(hold_lease(storage, LEASE, on_lost=stopping.give_up))
@@ -82,13 +81,14 @@ def predict(request: PredictRequest) -> State[Any]:
             output.claim(asked.input_digest, result["input"])
             if listing is None:
                 reporter.report(f"{model.uri}: reading {shorten(asked.data.train)}")
-                listing = format_of(asked.data).listing(asked.data, base_dir, storage.child(OWN))
+                listing = format_of(asked.data).listing(asked.data, Path.cwd(), storage.child(OWN))
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files)
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
             reporter.report(f"{model.uri}: {of_state}{_work_text(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])
+            connect = partial(_connected, request, reporter, stopping, stack)
             run = partial(_on_ray, connect, request, model, listing.files, storage)
             progress = reporter.progress("predict") if work.todo else silent
             with passing_prints(lambda line: reporter.report(f"predict: {line}")):
@@ -108,25 +108,16 @@ def predict(request: PredictRequest) -> State[Any]:
             raise
         for warning in scored.warnings:
             reporter.warn(warning)
+        manifest = scored.manifest
+        assert manifest is not None
         result |= {"status": "done", **_counts(scored, begun), "warnings": scored.warnings}
-        assert scored.manifest is not None
-        result |= {
-            "total_rows": scored.manifest.rows,
-            "total_unscored": scored.manifest.unscored,
-            "data_digest": scored.manifest.data_digest,
-            "code_digest": scored.manifest.code_digest,
-        }
-        counts = {"rows": scored.rows, "not scored": scored.unscored, "in the output": scored.manifest.rows}
+        result |= {"total_rows": manifest.rows, "total_unscored": manifest.unscored}
+        result |= manifest.model_dump(include={"data_digest", "code_digest"})
+        counts = {"rows": scored.rows, "not scored": scored.unscored, "in the output": manifest.rows}
         facts = tuple((name, f"{count:,}") for name, count in counts.items())
         reporter.finished(StageOutcome("predict", "", "ran" if work.todo else "reused", result["seconds"], result, facts))
-        return remember_end(Completed(message=_summary(result), data=result))
-
-
-def _list(data: DataSpec, reporter: Reporter) -> Listing:
-    listing = list_input(data)
-    if left_out := listing.describe_left_out():
-        reporter.warn(left_out.replace("data.format", "--format"))
-    return listing
+        message = ", ".join(f"{name}: {count}" for name, count in facts)
+        return remember_end(Completed(message=message, data=result))
 
 
 def _work_text(work: Plan, num_files: int) -> str:
@@ -163,38 +154,34 @@ def _on_ray(
     files: Sequence[SourceFile],
     storage: Storage,
     jobs: Sequence[ScoringJob],
-) -> Iterator[ScoringOutcome]:
-    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for."""
-    loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
-    requires = loaded.form.requires
-    del loaded
+) -> Iterator[PredictedUnit | DataError]:
+    """Score units on the cluster, as many at once as it has CPUs for, or GPUs if they are asked for."""
+    requires = LoadedModel(model.folder).form.requires  # loaded here, where an error is one and not one for each worker
     cluster = connect()
+    if request.gpus and not cluster.num_gpus:
+        raise PreflightError(
+            f"--gpus: the Ray cluster {cluster.address} has no GPU", next_step="leave --gpus out, or join a cluster that has"
+        )
     import ray
 
     if not cluster.embedded:
         refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
-    make = partial(_scorer, ray.put(packed_model(model.folder)))
-    return ray_pool(make, jobs, **processes_on(cluster, len(jobs), gpus=request.gpus))
+    where = ANYWHERE.with_gpus(float(request.gpus))
+    return ray_map(partial(_score_there, ray.put(packed_model(model.folder))), jobs, where=where, keeps_gpus=True)
 
 
+def _score_there(packed: Any, job: ScoringJob) -> PredictedUnit | DataError:
+    return _scorer(packed)(job)
+
+
+@lru_cache(maxsize=1)
 def _scorer(packed: Any) -> Scorer:
+    """Load the model in a process of the cluster, once."""
     import ray
 
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray would show it all GPUs of its node
     return Scorer(ray.get(packed))
-
-
-def processes_on(cluster: RayCluster, units: int, *, gpus: bool) -> dict[str, int]:
-    """How many `processes` score at once, one for each CPU, or GPU, and at most one a unit; and `num_gpus` of each.
-
-    Raises:
-        PreflightError: GPUs are asked for, and the cluster has none.
-    """
-    if gpus and not cluster.num_gpus:
-        raise PreflightError(
-            f"--gpus: the Ray cluster {cluster.address} has no GPU", next_step="leave --gpus out, or join a cluster that has"
-        )
-    room = max(1, int(cluster.num_gpus if gpus else cluster.num_cpus))
-    return {"processes": min(units, room), "num_gpus": int(gpus)}
 
 
 def _counts(scored: Scored, begun: float) -> dict[str, Any]:
@@ -207,8 +194,3 @@ def _counts(scored: Scored, begun: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "rows_per_s": round(scored.rows / seconds, 1),
     }
-
-
-def _summary(result: dict[str, Any]) -> str:
-    unscored = f", {result['unscored']:,} not" if result["unscored"] else ""
-    return f"{counted(result['rows'], 'row')} scored{unscored}; the output has {result['total_rows']:,}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import inspect
-import math
 import os
 import shutil
 import tempfile
@@ -17,8 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pyarrow as pa
 
-from penstock.errors import PenstockError, PreflightError, ServiceError, SpecError
-from penstock.flows.preflight.cpus import gpus_refused, held_by_workers, tasks_refused, workers_refused
+from penstock.errors import PenstockError, PreflightError, SpecError
+from penstock.flows.preflight.cpus import need_of_worker, tasks_refused, workers_refused
 from penstock.flows.preflight.nodes import installed_versions, refuse_unfit_nodes
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
@@ -36,6 +34,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stages import BEFORE_TRAINING
+from penstock.training.on_ray.resources import missing_for_workers
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
@@ -47,7 +46,6 @@ __all__ = [
     "check_named",
     "check_recipe",
     "check_resources",
-    "check_room",
     "check_storage",
     "file_with_rows",
     "machine_cpus",
@@ -125,13 +123,11 @@ class Preflight:
 
     @cached_property
     def storage(self) -> None:
-        """Run `check_storage`; a store that has a run of this pipeline has worked, and is not tried out again."""
-        storage = self.project.storage
-        with contextlib.suppress(ServiceError):  # `check_storage` names what is wrong
-            if not storage.is_local and storage.exists(f"pipelines/{self.loaded.spec.name}/current.json"):
-                check_cache_folder()
-                return
-        check_storage(storage)
+        """Run `check_storage`; a store is tried out by the first run of the pipeline alone, in `open_attempt`."""
+        if self.project.storage.is_local:
+            check_storage(self.project.storage)
+        else:
+            check_cache_folder()
 
     @cached_property
     def resources(self) -> list[str]:
@@ -244,10 +240,6 @@ def check_resources(project: Project) -> list[str]:
                 f"({source / 1e6:,.0f} MB), and {FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free",
                 next_step="free some space, or point `storage` to a larger disk or to s3://",
             )
-        if free + there < PREPARED_TO_SOURCE * source:
-            warnings.append(
-                f"{folder} has {free / 1e6:,.0f} MB free for the prepared form of {source / 1e6:,.0f} MB of sources"
-            )
     if spec.materialize.cache == "memory" and ray_address() is None:  # of a cluster its nodes count: `check_cluster`
         _refuse_little_memory(source, psutil.virtual_memory().available, "is free here")
     return warnings
@@ -262,33 +254,6 @@ def _refuse_little_memory(source_bytes: int, memory_bytes: float, where: str) ->
         )
 
 
-def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint_bytes: int) -> list[str]:
-    """Compare the disk with the checkpoints; return warnings.
-
-    Args:
-        parameters: of the model.
-        weights_bytes: lower bound of a checkpoint.
-        checkpoint_bytes: usual size of a checkpoint.
-
-    Raises:
-        PreflightError: even the weights alone do not fit.
-    """
-    if not project.storage.is_local:
-        return []
-    folder, spec = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint
-    # One more is written before the oldest is deleted, and the best may be old ones.
-    count = max(1, spec.keep) + 1 + (spec.keep_best if spec.best else 0)
-    weights, with_optimizer = count * weights_bytes, count * checkpoint_bytes
-    free = shutil.disk_usage(folder).free
-    problem = f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take"
-    if free < weights:
-        raise PreflightError(
-            f"{problem} {weights / 1e6:,.0f} MB for the weights alone",
-            next_step="free some space, lower train.checkpoint.keep, or point `storage` to a larger disk or to s3://",
-        )
-    return [f"{problem} {with_optimizer / 1e6:,.0f} MB with the optimizer's state"] if free < with_optimizer else []
-
-
 def machine_cpus() -> float:
     """Return the CPUs that workers may hold on this machine. Two may share one, to try a pipeline out."""
     return float(max(2, len(os.sched_getaffinity(0))))
@@ -300,35 +265,22 @@ def check_machine(spec: PipelineSpec) -> None:
     Raises:
         PreflightError: there are too few CPUs or GPUs: workers would wait for ever.
     """
-    cpus = machine_cpus()
-    if held_by_workers(spec) > cpus:
-        each = f"of {spec.train.cpus_per_worker:g} CPUs"
-        raise PreflightError(
-            f"{counted(spec.train.workers, f'worker {each} needs', f'workers {each} need')} "
-            f"{held_by_workers(spec):g} CPUs; this machine has {len(os.sched_getaffinity(0))}",
-            next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
-        )
-    if spec.train.resources:
-        raise PreflightError(
-            f"train.resources names {', '.join(spec.train.resources)}, and the Ray that a run starts on this machine has none",
-            next_step="set RAY_ADDRESS to a cluster that has them, or take train.resources out",
-        )
-    if spec.prepare.labels or spec.preparing.resources or (spec.prepare.cpus or 1.0) > cpus:
-        has = {"CPU": cpus, "memory": math.inf}
-        if spec.preparing.gpus:
-            import torch
+    need, has = need_of_worker(spec), {"CPU": machine_cpus(), "memory": float(psutil.virtual_memory().available)}
+    if need.get("GPU") or spec.preparing.gpus:
+        import torch
 
-            has["GPU"] = torch.cuda.device_count()
+        has["GPU"] = float(torch.cuda.device_count())
+    missing = missing_for_workers(spec.train.workers, need, [has], where="this machine")
+    if missing is not None:
+        raise PreflightError(
+            f"the workers would wait for ever for {missing}",
+            next_step="lower train.workers or what each of them takes (train.cpus_per_worker, train.gpus, "
+            "train.resources), or set RAY_ADDRESS to a cluster that has as much",
+        )
+    if spec.prepare.labels or spec.preparing.resources or (spec.prepare.cpus or 1.0) > has["CPU"]:
         alone = nodes_refused(spec.preparing, [ClusterNode(has, {})])
         if alone is not None:
             raise alone
-    if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
-        return
-    import torch
-
-    refusal = gpus_refused(spec, torch.cuda.device_count())
-    if refusal is not None:
-        raise refusal
 
 
 def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool) -> None:

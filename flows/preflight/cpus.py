@@ -10,27 +10,26 @@ from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.on_ray.resources import missing_for_workers
 
-__all__ = ["cpus_needed", "gpus_refused", "held_by_workers", "tasks_refused", "workers_refused"]
+__all__ = ["cpus_needed", "held_by_workers", "need_of_worker", "tasks_refused", "workers_refused"]
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
     """Return the CPUs a run needs at once: for its workers, and at least one for data tasks."""
-    return held_by_workers(spec) + max(spec.prepare.cpus or 1.0, _needed_by_streams(spec))
+    return held_by_workers(spec) + max(spec.prepare.cpus or 1.0, _needed_beside(spec))
 
 
 def workers_refused(
     spec: PipelineSpec, nodes: Sequence[Mapping[str, float]], most: Mapping[str, float] | None = None
 ) -> PreflightError | None:
-    """Return the error if nodes with these resources cannot hold the workers and their streams, else None.
+    """Return the error if nodes with these resources cannot hold the workers and the tasks that run beside them, else None.
 
-    With `cache: disk` and `memory` all rows are prepared before the workers start, and reading them takes no tasks.
+    These prepare rows with `cache: none` and `overlap`; otherwise all rows are prepared before the workers start.
 
     Args:
         most: resources that the nodes together can grow to, if known.
     """
-    train, streams = spec.train, _needed_by_streams(spec)
-    gpus = {"GPU": float(train.gpus)} if isinstance(train.gpus, int) and train.gpus else {}
-    missing = missing_for_workers(train.workers, {"CPU": train.cpus_per_worker, **gpus, **train.resources}, nodes, most)
+    train, beside = spec.train, _needed_beside(spec)
+    missing = missing_for_workers(train.workers, need_of_worker(spec), nodes, most)
     if missing is not None:
         return PreflightError(
             f"the workers would wait for ever for {missing}",
@@ -38,13 +37,14 @@ def workers_refused(
             "train.resources), or add nodes",
         )
     cpus = max(sum(node.get("CPU", 0.0) for node in nodes), most.get("CPU", 0.0) if most else 0.0)
-    if held_by_workers(spec) + streams <= cpus:
+    if held_by_workers(spec) + beside <= cpus:
         return None
     return PreflightError(
-        f"{counted(train.workers, 'worker')} of {train.cpus_per_worker:g} CPUs plus {streams:g} for the tasks of their streams "
-        f"need {held_by_workers(spec) + streams:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other "
+        f"{counted(train.workers, 'worker')} of {train.cpus_per_worker:g} CPUs plus {beside:g} for the tasks that prepare rows "
+        f"need {held_by_workers(spec) + beside:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other "
         "for ever",
-        next_step="use materialize.cache: disk or memory, lower train.workers or train.cpus_per_worker, or add nodes",
+        next_step="use materialize.cache: disk or memory without overlap, lower train.workers or train.cpus_per_worker, or add "
+        "nodes",
     )
 
 
@@ -54,21 +54,15 @@ def tasks_refused(
     """Return the error if no node can run a task that reads and prepares rows, or too few those of all streams; else None."""
     if spec.materialize.cache != "none":
         return nodes_refused(spec.preparing, nodes, most)
-    from penstock.ingest.feed.stream_tasks import OPEN_STREAMS, STREAM_CPUS  # loads Ray, as `_needed_by_streams`
+    from penstock.ingest.feed.stream_tasks import OPEN_STREAMS, STREAM_CPUS  # loads Ray, as `_needed_beside`
 
     return nodes_refused(spec.prepare, nodes, most, tasks=OPEN_STREAMS, cpus=STREAM_CPUS)
 
 
-def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
-    """Return the error if there are fewer GPUs than `train.gpus` asks for by number, else None."""
-    if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
-        return None
-    return PreflightError(
-        f"{counted(spec.train.workers, 'worker')} with train.gpus: {spec.train.gpus} need "
-        f"{counted(spec.train.gpus * spec.train.workers, 'GPU')}; "
-        f"there are {gpus:g}",
-        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes the GPUs there are",
-    )
+def need_of_worker(spec: PipelineSpec) -> dict[str, float]:
+    """Return what a training worker takes, without the GPUs of `train.gpus: auto`."""
+    gpus = {"GPU": float(spec.train.gpus)} if isinstance(spec.train.gpus, int) and spec.train.gpus else {}
+    return {"CPU": spec.train.cpus_per_worker, **gpus, **spec.train.resources}
 
 
 def held_by_workers(spec: PipelineSpec) -> float:
@@ -76,9 +70,9 @@ def held_by_workers(spec: PipelineSpec) -> float:
     return spec.train.workers * spec.train.cpus_per_worker
 
 
-def _needed_by_streams(spec: PipelineSpec) -> float:
+def _needed_beside(spec: PipelineSpec) -> float:
     if spec.materialize.cache != "none":
-        return 0.0
+        return (spec.prepare.cpus or 1.0) if spec.materialize.overlap is True else 0.0
     # Imported here: it loads Ray Data and torch, and an early start of Ray must not wait for them.
     from penstock.ingest.feed.stream_tasks import streams_cpus
 

@@ -9,35 +9,32 @@ import contextlib
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Interrupted, PenstockError, PreflightError, ServiceError
 from penstock.flows.servers.probes import storage_failure
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, probe_endpoint, read_problem
+from penstock.installed import version_of
 from penstock.machine.cache_dir import cache_folder
 from penstock.messages import capped, counted
+from penstock.progress import announce_wait
 from penstock.storage import Storage
 from penstock.stores import is_local
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["NodeNeeds", "NodeProblem", "check_node", "check_nodes", "installed_versions", "refuse_unfit_nodes"]
+__all__ = ["NodeNeeds", "check_node", "check_nodes", "installed_versions", "refuse_unfit_nodes"]
 
 TIMEOUT_S = 900.0
 """For all nodes together: a busy node may take minutes to start a process. Ray calls a silent node dead after about 65 s."""
-
-SHOWN_S = 5.0
-"""Seconds until the nodes without an answer are named; each later time takes twice as long."""
 
 FREE_BYTES = 256 << 20
 """What the disk must have that a node writes to."""
@@ -50,20 +47,6 @@ _GIVE_KEYS = (
 )
 
 _SAME_VERSIONS = "install on that node the versions that are here, or run where they are the same"
-
-
-class NodeProblem(NamedTuple):
-    """A problem of one or more nodes."""
-
-    nodes: list[str]
-    """Host name and address of each."""
-    what: str
-    fix: str
-
-    @property
-    def names(self) -> str:
-        """The nodes' names, of which a message shows five at most."""
-        return ", ".join(capped(self.nodes, 5))
 
 
 @dataclass(frozen=True)
@@ -95,23 +78,28 @@ def refuse_unfit_nodes(
     """
     problems = check_nodes(storage, versions, files)
     if problems:
-        count = len({node for problem in problems for node in problem.nodes})
+        count = len({node for names in problems.values() for node in names})
         raise PreflightError(
             f"{counted(count, 'node')} of the Ray cluster {cluster.address} cannot take part in this run",
-            problems=[f"{problem.names}: {problem.what}" for problem in problems],
-            next_step="; ".join(dict.fromkeys(problem.fix for problem in problems)),
+            problems=[f"{', '.join(capped(names, 5))}: {what}" for (what, _), names in problems.items()],
+            next_step="; ".join(dict.fromkeys(fix for _, fix in problems)),
         )
 
 
-def check_nodes(storage: Storage, versions: Mapping[str, str], files: Sequence[SourceFile] = ()) -> list[NodeProblem]:
-    """Check all nodes that can run tasks, at once. Takes `TIMEOUT_S` at most."""
+def check_nodes(
+    storage: Storage, versions: Mapping[str, str], files: Sequence[SourceFile] = ()
+) -> dict[tuple[str, str], list[str]]:
+    """Check all nodes that can run tasks, at once; return each (problem, fix) with the names of its nodes.
+
+    Takes `TIMEOUT_S` at most.
+    """
     # Ray takes a second to import, and commands that need no cluster do without.
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     token, sizes = f".probe-{uuid.uuid4().hex[:8]}", [(file.uri, file.size_bytes) for file in files]
     needs = NodeNeeds(storage, token, os.urandom(16), sizes, versions)
-    task = ray.remote(check_node)
+    task, found = ray.remote(check_node), dict[str, list[tuple[str, str]]]()
 
     def start(node_id: str) -> Any:
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
@@ -120,29 +108,19 @@ def check_nodes(storage: Storage, versions: Mapping[str, str], files: Sequence[S
 
     try:
         storage.write_bytes(f"{token}/token", needs.content)
-        tasks = {start(node_id): node_id for node_id in _working_nodes()}
-        _wait(tasks)
-        found = {node_id: _answer(reference) for reference, node_id in tasks.items()}
+        tasks = {(node_id, name): start(node_id) for node_id, name in _working_nodes().items()}
+        end_s = time.monotonic() + TIMEOUT_S
+        for (node_id, name), reference in tasks.items():
+            with announce_wait(f"{name} to start a process"):
+                found[node_id] = _answer(reference, end_s)
     finally:
         with contextlib.suppress(OSError, ServiceError):  # the nodes have answered: a few bytes that stay end no run
             storage.delete(token)
-    nodes_by_problem: dict[tuple[str, str], list[str]] = {}
+    problems: dict[tuple[str, str], list[str]] = {}
     for node_id, name in _working_nodes().items():  # one that has left meanwhile is not needed
         for problem in found.get(node_id, ()):
-            nodes_by_problem.setdefault(problem, []).append(name)
-    return [NodeProblem(names, what, fix) for (what, fix), names in nodes_by_problem.items()]
-
-
-def _wait(tasks: Mapping[Any, str]) -> None:
-    """Wait for the answers, and name on stderr the nodes that take long."""
-    import ray
-
-    waiting, began_s, shown_s = list(tasks), time.monotonic(), SHOWN_S
-    while waiting and (spent_s := time.monotonic() - began_s) < TIMEOUT_S:
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(shown_s, TIMEOUT_S - spent_s))
-        shown_s *= 2
-        if slow := [name for node_id, name in _working_nodes().items() if node_id in {tasks[each] for each in waiting}]:
-            print(f"  waiting for {', '.join(capped(slow, 5))} to start a process", file=sys.stderr, flush=True)
+            problems.setdefault(problem, []).append(name)
+    return problems
 
 
 def _working_nodes() -> dict[str, str]:
@@ -156,12 +134,12 @@ def _working_nodes() -> dict[str, str]:
     }
 
 
-def _answer(reference: Any) -> list[tuple[str, str]]:
+def _answer(reference: Any, end_s: float) -> list[tuple[str, str]]:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
     try:
-        found: list[tuple[str, str]] = ray.get(reference, timeout=0)
+        found: list[tuple[str, str]] = ray.get(reference, timeout=max(0.0, end_s - time.monotonic()))
     except GetTimeoutError:
         return [(f"has not answered within {TIMEOUT_S:g} s", "look at the load of that node; the same command asks it again")]
     except RayError as error:
@@ -241,10 +219,7 @@ def _refused(what: str, error: Exception) -> tuple[str, str]:
 def _installed(distribution: str) -> str:
     if distribution == "python":
         return ".".join(platform.python_version_tuple()[:2])
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "absent"
+    return version_of(distribution)
 
 
 def _without_build(found: str) -> str:

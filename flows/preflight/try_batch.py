@@ -1,4 +1,4 @@
-"""Try real rows: prepare and cache a few hundred, and feed two of them to the model; `check` also trains two batches.
+"""Try real rows: prepare and cache a few hundred, and feed two of them to a recipe, or train two batches.
 
 The functions are those of a run, so that a run fails later only for reasons of size. Two rows, because batch norm needs two,
 and this machine may be smaller than those that train.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -23,6 +24,7 @@ from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.materialize.build import materialize
+from penstock.ingest.materialize.class_report import refuse_no_choice
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.named_columns import check_named_columns
@@ -33,7 +35,7 @@ from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
-from penstock.ingest.spec import DataSpec, MaterializeSpec, QuarantineSpec, ShuffleSpec
+from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
 from penstock.machine.prints import aloud, passing_prints
 from penstock.messages import counted
 from penstock.progress import silent
@@ -42,10 +44,13 @@ from penstock.tasks.project import Project
 from penstock.training.checkpoint.folder import files_in
 from penstock.training.checkpoint.start_from import StartWeights
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
-from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.framework import TriedBatch, TriesBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
 from penstock.training.registry.raw_rows import raw_form
+
+if TYPE_CHECKING:
+    from penstock.training.frameworks.trial import Tried
 
 __all__ = ["try_one_batch"]
 
@@ -76,14 +81,15 @@ def try_one_batch(
         snapshot: the source if it was read already; without it only the beginning of the first train file is read.
         on_cluster: try the batch in a Ray task with the resources of a training worker; Ray is connected.
         for_sweep: check that a validation measures `tune.metric`, as far as one batch shows.
-        trains: also train two batches in a process of their own, with a report and a checkpoint.
+        trains: also train two batches in a process of their own, with a report and a checkpoint. Frameworks without
+            `try_batch` do in any case.
         report: called with each line that user code prints, and for each wait on the cluster.
 
     Returns:
         `rows`, `columns`, the fields of the framework's `TriedBatch`, `asks_for` (columns that the registered model will
-        need), `sample_rows`, `sized_by_sample` (transforms that may
-        find more categories in all rows), `begins_with` if `train.start_from` is given, and `trained` (the fields of
-        `Tried`) if it `trains` and the framework can be tried so.
+        need), `sample_rows`, `sized_by_sample` (transforms that may find more categories in all rows), `one_class` (a warning
+        if the sample's labels are of one), `warnings`, `begins_with` if `train.start_from` is given, and `trained` (the
+        fields of `Tried`) if two batches were trained.
 
     Raises:
         SpecError, DataError, TrainingError: naming the user's file and line if there is one.
@@ -94,14 +100,18 @@ def try_one_batch(
     ):
         sample = _prepare(project, snapshot, Path(folder))
         tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, for_sweep, aloud(report))
-        if trains and hasattr(project.framework, "try_rank"):
-            tried["trained"] = _try_training(project, sample.manifest, Path(folder), on_cluster, aloud(report))
+        if (trains or not isinstance(project.framework, TriesBatch)) and hasattr(project.framework, "try_rank"):
+            lacks = sample.manifest.feed_schema.classes is not None and (snapshot is None or sample.rows < snapshot.rows)
+            trained = _try_training(project, sample.manifest, Path(folder), on_cluster, aloud(report), may_lack_classes=lacks)
+            tried["trained"] = trained.model_dump()
+            tried["warnings"] += [f"training was not tried to the end: {trained.stuck}"] if trained.stuck else []
     part = snapshot is not None and sample.rows < snapshot.rows
     return {
         **tried,
         "asks_for": sample.asks_for,
         "sample_rows": sample.rows,
         "sized_by_sample": sample.sizing_transforms if part else [],
+        "one_class": sample.one_class,
     }
 
 
@@ -116,6 +126,8 @@ class _Sample(NamedTuple):
     """Transforms that learnt categories: with more of them in all rows, the model may be larger."""
     asks_for: list[str]
     """Columns that the registered model will need."""
+    one_class: str = ""
+    """Warns that the sample has one class only; it is tried as one of two."""
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> _Sample:
@@ -140,13 +152,22 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     for number, table in enumerate(tables):
         pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
     try:
-        return _Sample(rows, *_materialize(project, folder))
+        sample = _Sample(rows, *_materialize(project, folder))
     except Interrupted:
         raise
     except PenstockError as error:
         raise _with_real_names(error, folder, files, rows) from None
     finally:
         forget_instances()
+    schema = sample.manifest.feed_schema
+    if schema.num_classes != 1:
+        return sample
+    if rows == sum(file.rows or 0 for file in filled):
+        refuse_no_choice(sample.manifest)
+    classes = None if schema.classes is None else (*schema.classes, "another class")
+    two = schema.model_copy(update={"num_classes": 2, "classes": classes})
+    warning = f"the label {schema.label!r} has one class in a sample of {counted(rows, 'row')}, which is tried as one of two"
+    return sample._replace(manifest=sample.manifest.model_copy(update={"feed_schema": two}), one_class=warning)
 
 
 def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:
@@ -166,8 +187,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     # As Parquet the sample keeps the types it was read with, whatever the source's format.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
     listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
-    any_number = QuarantineSpec(max_fraction=1.0)  # one bad row of a few is a large fraction
-    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None, "quarantine": any_number})
+    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
     manifest = materialize(
@@ -196,7 +216,7 @@ def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) 
     if by_length is not None:
         find_column(by_length, manifest.feed_schema.columns)
     order = make_order(ShuffleSpec(mode="none", by_length=by_length), manifest.rows["train"])
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=TRIED_ROWS, order=order)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=TRIED_ROWS, order=order)
     return max(feed.batches(0), key=lambda batch: batch.rows) if order.by_length is not None else next(feed.batches(0))
 
 
@@ -219,7 +239,9 @@ def _try_framework(
         make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained, "register.promote.metric")
     seed, schema = project.spec.shuffle.seed, manifest.feed_schema
     there = partial(_try_batch, train.framework, project.recipe, train, schema, batch, seed)
-    if on_cluster:
+    if not isinstance(project.framework, TriesBatch):
+        tried = TriedBatch(logged=getattr(project.framework, "logged", None))
+    elif on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
         tried = on_one_worker(train, "the first batch", there, report)
@@ -230,12 +252,19 @@ def _try_framework(
             section.check_metrics(["val/loss", *(f"val/{name}" for name in measured.makers), *tried.logged])
     columns = {c.name: c.type_text for c in schema.columns}
     begins = {"begins_with": _begins_with(start, tried)} if (start := project.start_from) is not None else {}
-    return {"rows": batch.rows, "columns": columns, **tried.model_dump(exclude={"weights", "logged"}), **begins}
+    found = tried.model_dump(exclude={"weights", "logged"})
+    return {"rows": batch.rows, "columns": columns, **found, "warnings": [], **begins}
 
 
 def _try_training(
-    project: Project, manifest: DatasetManifest, folder: Path, on_cluster: bool, report: Callable[[str], None]
-) -> dict[str, Any]:
+    project: Project,
+    manifest: DatasetManifest,
+    folder: Path,
+    on_cluster: bool,
+    report: Callable[[str], None],
+    *,
+    may_lack_classes: bool,
+) -> Tried:
     from penstock.training.frameworks.trial import ROWS, RUN, try_apart  # it loads Ray
 
     spec, shuffle = project.spec.train, project.spec.shuffle
@@ -248,10 +277,13 @@ def _try_training(
     run = Storage(str(folder / RUN))
     if (start := project.start_from) is not None:
         start.store(run)
+    manifest = manifest.model_copy(update={"table": ShardTable.of(whole), "rows": rows})
+    data_storage = Storage(str(folder / ROWS))
+    manifest.table.write(data_storage, manifest.key)  # a job is sent without it
     job = TrainJob(
         run_storage=run,
-        data_storage=Storage(str(folder / ROWS)),
-        manifest=manifest.model_copy(update={"table": ShardTable.of(whole), "rows": rows}),
+        data_storage=data_storage,
+        manifest=manifest,
         order=make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), rows["train"]),
         spec=spec.model_copy(update={"workers": 1, "max_steps": 2, "compile": False}),
         seed=shuffle.seed,
@@ -261,12 +293,25 @@ def _try_training(
         callbacks=project.callbacks,
         data_config=project.data_config,
     )
-    if not on_cluster:
-        return try_apart(spec.framework, job).model_dump()
-    from penstock.training.on_ray.one_worker import on_one_worker
 
-    there = partial(try_apart, spec.framework, job, {name: path.read_bytes() for name, path in files_in(folder).items()})
-    return on_one_worker(spec, "the first two batches", there, report).model_dump()
+    def tried(job: TrainJob) -> Tried:
+        if not on_cluster:
+            return try_apart(spec.framework, job)
+        from penstock.training.on_ray.one_worker import on_one_worker
+
+        there = partial(try_apart, spec.framework, job, {name: path.read_bytes() for name, path in files_in(folder).items()})
+        return on_one_worker(spec, "the first two batches", there, report)
+
+    try:
+        return tried(job)
+    except Interrupted:
+        raise
+    except PenstockError as error:
+        if start is None or not may_lack_classes:
+            raise
+        why = f"train.start_from does not fit a sample, which may lack classes of the label: {error.message}"
+        fresh = tried(replace(job, spec=job.spec.model_copy(update={"start_from": None})))
+        return fresh.model_copy(update={"stuck": fresh.stuck or why})
 
 
 def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
@@ -279,4 +324,6 @@ def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
 
 
 def _try_batch(framework: str, *arguments: Any) -> TriedBatch:
-    return FRAMEWORKS.get(framework).try_batch(*arguments)
+    found = FRAMEWORKS.get(framework)
+    assert isinstance(found, TriesBatch)
+    return found.try_batch(*arguments)

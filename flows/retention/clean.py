@@ -1,21 +1,26 @@
-"""Delete data of the storage that nothing kept refers to, and old code folders on this machine."""
+"""Delete data of the storage that nothing kept refers to: by `penstock clean`, and when a run is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.retention.apply import aliased_models, format_actor, format_deletions
+from penstock.errors import LeaseHeldError, PenstockError
 from penstock.flows.spec_file import load_spec
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.storage import Storage
+from penstock.tasks.context import RunContext
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.retention.clean import Cleaning
-from penstock.tasks.retention.plan import CleanupPlan
+from penstock.tasks.retention.plan import CleanupPlan, Deletion
 from penstock.tasks.retention.spec import RetentionSpec
+from penstock.training.registry.registry import REGISTRIES
+from penstock.training.spec import TrackingSpec
 
-__all__ = ["clean_pipeline"]
+__all__ = ["apply_retention", "clean_pipeline"]
 
 
 def clean_pipeline(
@@ -39,19 +44,24 @@ def clean_pipeline(
         ledger=ledger,
         pipeline=loaded.spec.name,
         retention=RetentionSpec.model_validate((loaded.spec.retention or RetentionSpec()).model_dump() | given),
-        aliased=aliased_models(ledger, loaded.spec.name, loaded.state_dir),
-        by=format_actor("penstock clean"),
+        aliased=_aliased_models(ledger, loaded.spec.name, loaded.state_dir),
+        by=f"penstock clean on {socket.gethostname()}",
     )
 
     def announce(plan: CleanupPlan) -> None:
-        for line in _plan_lines(plan, dry_run):
-            report(line)
+        for run, why in sorted(plan.kept.items()):
+            report(f"stays  {run}: {why}")
+        if plan.rows_stay:
+            report(f"stays  prepared rows: {plan.rows_stay}")
+        for each in plan.deletions:
+            if each.kind == "run":
+                report(f"goes   {each.name}: {each.why}, {each.size_bytes / 1e6:,.1f} MB; its records stay")
+        report(f"{'would free' if dry_run else 'frees'} {_format_deletions(plan.deletions)}")
 
     if dry_run:
         announce(plan := cleaning.plan())
     else:
-        plan = cleaning.clean(announce, lambda holder: report(f"waiting for another cleaning of the storage: {holder.process}"))
-        report(f"freed {format_deletions(plan.deletions)}" if plan.deletions else "nothing was freed in the storage")
+        plan = cleaning.clean(announce, report)
     return {
         "status": "done",
         "storage": redact_text(loaded.spec.storage),
@@ -60,21 +70,63 @@ def clean_pipeline(
         **cleaning.retention.model_dump(),
         "kept": [{"run": run, "why": why} for run, why in sorted(plan.kept.items())],
         "freed": [{"kind": each.kind, "name": each.name, "bytes": each.size_bytes, "why": each.why} for each in plan.deletions],
-        "freed_bytes": sum(each.size_bytes for each in plan.deletions),
+        "freed_bytes": plan.size_bytes,
         "rows_stay": plan.rows_stay,
     }
 
 
-def _plan_lines(plan: CleanupPlan, dry_run: bool) -> Iterable[str]:
-    """Describe each run that stays and each deletion, with the reason."""
-    for run, why in sorted(plan.kept.items()):
-        yield f"stays  {run}: {why}"
-    if plan.rows_stay:
-        yield f"stays  prepared rows: {plan.rows_stay}"
-    for each in plan.deletions:
-        if each.kind == "run":
-            yield f"goes   {each.name}: {each.why}, {each.size_bytes / 1e6:,.1f} MB; its records stay"
-    if plan.deletions:
-        yield f"{'would free' if dry_run else 'frees'} {format_deletions(plan.deletions)}"
-    elif dry_run:
-        yield "nothing in the storage would be freed"
+def apply_retention(ctx: RunContext) -> dict[str, int]:
+    """Delete what the section `retention` does not keep, and return the bytes. An error is a warning."""
+    retention, pipeline = ctx.project.spec.retention, ctx.run.pipeline
+    if retention is None:
+        return {}
+
+    def report(line: str) -> None:
+        ctx.reporter.report(f"retention: {line}")
+
+    def announce(plan: CleanupPlan) -> None:
+        if plan.deletions:
+            report(f"frees {_format_deletions(plan.deletions)}")
+        if plan.rows_stay:
+            report(f"prepared rows stay: {plan.rows_stay}")
+
+    try:
+        aliased = _aliased_models(ctx.ledger, pipeline, ctx.state_dir)
+        cleaning = Cleaning(ctx.ledger, pipeline, retention, aliased, by=f"retention of run {ctx.run.run}")
+        return {"freed_bytes": cleaning.clean(announce, report).size_bytes}
+    except LeaseHeldError as error:
+        report(f"nothing is freed now; the next run tries again: {error.message}")
+    except (PenstockError, OSError) as error:
+        ctx.reporter.warn(f"retention: nothing more is freed: {error}")
+    return {"freed_bytes": 0}
+
+
+def _aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, str]:
+    """Return version, as `models:/name/3` -> its alias, of the models that the pipeline's runs registered.
+
+    Raises:
+        ServiceError: the registry does not answer.
+        PreflightError: the package of a registry cannot be imported.
+    """
+    models: set[tuple[str, str]] = set()
+    for run in ledger.runs():
+        uri = str(run.result.get("model_uri") or "")
+        if run.pipeline == pipeline and uri.startswith("models:/"):
+            registry = run.spec.get("tracking", {}).get("registry", TrackingSpec().registry)
+            models.add((registry, uri.removeprefix("models:/").rpartition("/")[0]))
+    found: dict[str, str] = {}
+    for registry, name in sorted(models):
+        backend = REGISTRIES.get(registry)
+        look_up = getattr(backend, "aliases", None)  # a registry of another package may have none
+        aliases = look_up(backend.default_uri(state_dir), name) if look_up is not None else {}
+        found |= {f"models:/{name}/{version}": f"{name}@{alias}" for alias, version in aliases.items()}
+    return found
+
+
+def _format_deletions(deletions: Collection[Deletion]) -> str:
+    """Format `1.2 MB: 3 runs 1.0 MB, 2 units 0.2 MB`, or `nothing in the storage`."""
+    sizes: dict[str, list[int]] = {}
+    for each in deletions:
+        sizes.setdefault(each.kind, []).append(each.size_bytes)
+    parts = [f"{counted(len(of), kind)} {sum(of) / 1e6:,.1f} MB" for kind, of in sizes.items()]
+    return f"{sum(map(sum, sizes.values())) / 1e6:,.1f} MB: {', '.join(parts)}" if parts else "nothing in the storage"

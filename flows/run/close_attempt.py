@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from prefect.utilities.urls import url_for
+
 from penstock.errors import PenstockError, ServiceError
-from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
+from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted, describe_error
 from penstock.plugins import optional
@@ -94,9 +96,8 @@ def _description(ctx: RunContext) -> str:
     """Describe result, model and data in a paragraph each, and link the attempt in Prefect."""
     found = describe(ctx)
     if ctx.attempt.prefect_flow_run_id is not None:
-        page, embedded = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir)
-        when = ", while `penstock ui` is open" if embedded else ""
-        found += [f"[Attempt {ctx.attempt.number} in Prefect]({page}){when}"] if page is not None else []
+        page = url_for("flow-run", obj_id=ctx.attempt.prefect_flow_run_id)
+        found += [f"[Attempt {ctx.attempt.number} in Prefect]({page})"] if page is not None else []
     return "\n\n".join(found)
 
 
@@ -106,7 +107,7 @@ def _what_to_look_at(ctx: RunContext, result: dict[str, Any]) -> list[str]:
     if "register" not in ctx.outcomes:  # of a sweep, or stopped before it
         return found
     trained = ctx.outcomes["train"].outcome != "reused"
-    before = ctx.ledger.load_run(ctx.before.run) if ctx.before is not None and trained else None
+    before = ctx.before if trained else None
     if before is not None and before.run != ctx.run.run and before.result.get("metrics"):
         try:
             if what_to_look_at := optional("penstock.flows.history.comparison:what_to_look_at"):
@@ -146,7 +147,6 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "model_uri": registered.get("uri"),
         "promotion": registered.get("promotion"),
         "url": ctx.tracker.url,
-        "list_url": ctx.tracker.list_url,
         "weights_digest": trained.get("weights_digest"),
         "fetched_by_node": {node: fetched.model_dump() for node, fetched in ctx.attempt.fetched.items()},
         "warnings": ctx.warnings,

@@ -156,9 +156,15 @@ def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
     return [*_row_changes(run, keys), *_train_changes(run, keys)]
 
 
-def others_at_work(ledger: Ledger, pipeline: str, keys: Mapping[str, StageKey]) -> dict[str, list[str]]:
-    """Return each run that a process works on, with its differences to the training of `keys`."""
-    runs = map(ledger.load_run, holders_of_runs(ledger.storage, pipeline))  # None: a damaged record
+def others_at_work(
+    ledger: Ledger, pipeline: str, keys: Mapping[str, StageKey], held: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """Return each run that a process works on, with its differences to the training of `keys`.
+
+    Args:
+        held: what `choosing_a_run` has yielded, in its block.
+    """
+    runs = map(ledger.load_run, holders_of_runs(ledger.storage, pipeline, held))  # None: a damaged record
     return {run.run: differences(run, keys) for run in runs if run is not None}
 
 

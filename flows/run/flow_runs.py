@@ -16,10 +16,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
-from prefect.utilities.urls import url_for
 
 from penstock.errors import Interrupted, ServiceError
-from penstock.flows.servers.prefect_server import ServerFiles
 from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
@@ -28,7 +26,6 @@ __all__ = [
     "NOTABLE",
     "FlowEndedOffline",
     "flow_result",
-    "flow_run_page",
     "name_at_begin",
     "name_flow_run",
     "remember_end",
@@ -118,11 +115,6 @@ def name_at_begin() -> str:
     request = dict(flow_run.get_parameters()["request"])  # a deployment may give a dict
     asked = Path(request.get("file") or request["input"])
     return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def flow_run_page(identity: str, state_dir: Path) -> tuple[str | None, bool]:
-    """Return the address of a flow run's page, and whether its server is embedded: then it serves only during a run or `ui`."""
-    return url_for("flow-run", obj_id=identity), ServerFiles(state_dir).is_used_here
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:

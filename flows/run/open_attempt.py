@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
-import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +14,7 @@ import yaml
 from prefect.runtime import flow_run
 
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
-from penstock.flows.preflight.checks import Preflight, check_cluster, check_recipe, check_room
+from penstock.flows.preflight.checks import Preflight, check_cluster, check_recipe, check_storage
 from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.run.decisions import (
@@ -36,6 +33,7 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import GIVEN, LoadedSpec
+from penstock.installed import ENVIRONMENT, describe_environment
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -44,7 +42,7 @@ from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.prepare import MATERIALIZE
 from penstock.tasks.project import Project
-from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.changes import changes
 from penstock.tasks.records.keys import StageKey, stage_keys
 from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of, utc_now
 from penstock.tasks.stage import VerifyContext
@@ -61,9 +59,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "open_attempt", "reconfirm_run"]
 
-_ENVIRONMENT = "environment.txt"
-"""File of the text of `describe_environment`, in the run's folder and at its tracker."""
-
 
 def open_attempt(
     request: RunRequest,
@@ -71,13 +66,15 @@ def open_attempt(
     stopping: StopRequest,
     need_ray: RayOnDemand,
     held: contextlib.ExitStack,
-    before: Before | None = None,
+    before: Run | None = None,
+    at_work: Sequence[str] | None = None,
 ) -> RunContext:
     """Choose the run, check what it needs, and open the records of a new attempt at it. Call it in `choosing_a_run`.
 
     Args:
         held: takes the lease of the run; close it when the work is over.
         before: run to compare the attempt with; by default the pipeline's newest run.
+        at_work: what `choosing_a_run` has yielded.
 
     Raises:
         LeaseHeldError: another process works on the same training, or on the run to continue.
@@ -90,12 +87,13 @@ def open_attempt(
     with passing_prints(lambda line: reporter.report(f"recipe: {line}")):
         check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
-    if before is None and current is not None:
-        before = Before.of(ledger, current)
-    run = _chosen_run(ledger, loaded, keys, request, current, reporter)
+    if current is None and not project.storage.is_local:
+        check_storage(project.storage)
+    before = before or current
+    run = _chosen_run(ledger, loaded, keys, request, current, reporter, at_work)
     will_train = not _is_trained(ledger, project, run)
     check_needs(ledger, preflight, run, need_ray, will_train=will_train, until=request.until)
-    held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
+    held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up, nested=True))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
         repair_run(ledger, current, loaded.state_dir)  # its former tracker gets the end of the run
     elif current is not None and current.run != run.run:
@@ -114,19 +112,18 @@ def begin_attempt(
     *,
     will_train: bool,
     tags: Mapping[str, str] | None = None,
-    before: Before | None = None,
+    before: Run | None = None,
 ) -> RunContext:
     """Close the records of earlier attempts at `run`, and open those of a new one, compared with `before`."""
-    if (known := ledger.load_run(run.run)) is not None:
-        close_attempts(ledger, known)
-    now = Before(run=run.run, spec=run.spec, keys=keys)
-    changed = changes(before, now).lines() if before is not None else []
+    numbers = ledger.attempt_numbers(run.run)
+    left = ledger.left_open(run.run, numbers)
+    if left and (known := ledger.load_run(run.run)) is not None:
+        close_attempts(ledger, known, left)
+    changed = changes(before, run.model_copy(update={"keys": keys})).lines() if before is not None else []
     command = run_command(loaded.file, loaded.overrides)
-    attempt = ledger.new_attempt(run.run, flow_run.get_id(), changed=changed, command=command)
-    own = ledger.run_storage(run.run)
-    own.write_bytes(_ENVIRONMENT, describe_environment().encode())
+    attempt = ledger.new_attempt(run.run, flow_run.get_id(), max(numbers, default=0) + 1, changed=changed, command=command)
     for path, content in _given_files(loaded).items():
-        own.write_bytes(f"code/{path}", content)
+        ledger.run_storage(run.run).write_bytes(f"code/{path}", content)
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=loaded.project,
@@ -148,7 +145,7 @@ def begin_attempt(
 def _given_files(loaded: LoadedSpec) -> dict[str, bytes]:
     """Return what a program gave, with all code that it reaches: the run can then go on where the program is not."""
     files = {path: file_content(path, text) for code in loaded.project.codes for path, text in code.files.items()}
-    files[loaded.file.relative_to(loaded.base_dir).as_posix()] = loaded.file.read_bytes()
+    files[loaded.file.relative_to(loaded.base_dir).as_posix()] = loaded.text.encode()
     return files if any(path.startswith(f"{GIVEN}/") for path in files) else {}
 
 
@@ -157,7 +154,7 @@ def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:
 
     If so, record the new keys. An attempt with `fresh` always stays.
     """
-    keys = stage_keys(ctx.project, ctx.ledger.stage_output)
+    keys = stage_keys(ctx.project, ctx.recorded)
     if keys == ctx.keys:
         return True
     decision = Continue(ctx.run) if fresh else decide(ctx.ledger, ctx.run, ctx.run.spec["train"], keys)
@@ -185,7 +182,7 @@ def introduce(ctx: RunContext) -> None:
         ctx.tracker.points(read_journal(own, step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", describe_environment())
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{ENVIRONMENT}", describe_environment())
     _show_keys(ctx)
     ctx.reporter.report(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
 
@@ -196,7 +193,7 @@ def _show_keys(ctx: RunContext) -> None:
 
 def _repair_left(ledger: Ledger, run: Run, state_dir: Path) -> None:
     """Close the run that the pipeline leaves behind, unless a process works on it."""
-    if any(attempt.status == "running" or attempt.prefect_missed_end for attempt in ledger.attempts(run.run)):
+    if any(attempt.is_open for attempt in ledger.attempts(run.run)):
         with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(run)):
             repair_run(ledger, run, state_dir)
 
@@ -219,10 +216,11 @@ def _chosen_run(
     request: RunRequest,
     current: Run | None,
     reporter: Reporter,
+    at_work: Sequence[str] | None,
 ) -> Run:
     """Choose the run of this attempt, and return its record."""
     spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
-    others = others_at_work(ledger, loaded.spec.name, keys)
+    others = others_at_work(ledger, loaded.spec.name, keys, at_work)
     refuse_same_training(ledger, others)
     # With --fresh the checkpoints are not read: they may be damaged.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
@@ -274,7 +272,7 @@ def check_needs(
         if on_cluster:
             need_ray()
         tried = try_one_batch(project, on_cluster=on_cluster, for_sweep=run.sweep is not None, report=need_ray.reporter.report)
-        warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
+        warnings += tried["warnings"]
     for warning in warnings:
         need_ray.reporter.warn(warning)
 
@@ -368,14 +366,6 @@ def git_commit(directory: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}+changes" if changed else commit
-
-
-@functools.cache
-def describe_environment() -> str:
-    """Describe Python, platform and the installed distributions, one `name==version` a line."""
-    found = (distribution.metadata for distribution in distributions())
-    lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
-    return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"
 
 
 def _git(directory: Path, *words: str) -> str:

@@ -6,18 +6,18 @@ The caller holds the run's lease: an attempt that is marked as running has no pr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.flows.run.flow_runs import report_end
-from penstock.tasks.records.ledger import Ledger, Run, Status, utc_now
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import RunStatus
 
-__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run", "update_tracker"]
+__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -32,10 +32,10 @@ TRACKED_STATUS: dict[Status, RunStatus] = {
 """Status of a run without a process -> status at the tracker."""
 
 
-def close_attempts(ledger: Ledger, run: Run) -> Status | None:
+def close_attempts(ledger: Ledger, run: Run, attempts: Iterable[Attempt]) -> Status | None:
     """Mark attempts without a process as ended, report missed ends to Prefect, and return the status of the last one."""
     ended: Status | None = None
-    for attempt in ledger.attempts(run.run):
+    for attempt in attempts:
         if attempt.status != "running":
             if attempt.prefect_missed_end and report_end(attempt):
                 ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
@@ -55,18 +55,18 @@ def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
 
     If the tracker's package is missing, warn, and repair the ledger alone.
     """
-    ended = close_attempts(ledger, run)
+    ended = close_attempts(ledger, run, ledger.attempts(run.run))
     if ended is None:
         return False
     if run.status != ended:
         run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
-    update_tracker(ledger, run, state_dir)
+    _update_tracker(ledger, run, state_dir)
     return True
 
 
-def update_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str, str] | None = None) -> None:
-    """Send the tracker `tags` and the points it missed of a run without a process."""
+def _update_tracker(ledger: Ledger, run: Run, state_dir: Path) -> None:
+    """Send the tracker the status and the points that it missed of a run without a process."""
     if run.tracker not in run.tracking_runs:
         return
     try:
@@ -81,7 +81,7 @@ def update_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str,
         tracker.default_uri(state_dir),
         run.tracking_runs[run.tracker],
         status=TRACKED_STATUS[run.status],
-        tags={"penstock.status": run.status, **(tags or {})},
+        tags={"penstock.status": run.status},
         points=read_journal(own, last),
         outbox=own,
     )

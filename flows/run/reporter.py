@@ -1,4 +1,4 @@
-"""Show the progress of a run on stderr: bars on a terminal, an output a stage in a notebook, lines elsewhere."""
+"""Show the progress of a run on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,35 +6,27 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Any
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from penstock.progress import Progress, in_notebook
+from penstock.progress import Progress
 from penstock.redact import redact_text
-from penstock.tasks.context import Reporter, StageOutcome
+from penstock.tasks.context import StageOutcome
 
-__all__ = ["NotebookReporter", "PlainReporter", "TerminalReporter", "make_reporter"]
+__all__ = ["ConsoleReporter"]
 
 
-_MARK = {"reused": "=", "ran": "+", "resumed": ">"}
+_MARK = {"reused": "=", "ran": "+", "resumed": ">", "begun": ">"}
 
 _FACTS_SHOWN = {"evaluate": 6}
 """Stage -> number of facts shown, if it is not 3."""
 
 LINE_EVERY_S = 5.0
-"""Seconds between two progress lines in a plain log."""
-
-
-def make_reporter() -> Reporter:
-    """Make a reporter: bars if stderr is a terminal, a line a stage in a notebook, else lines."""
-    if in_notebook():
-        return NotebookReporter()
-    return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
+"""Seconds between two progress lines of a stage in a plain log."""
 
 
 def _to_prefect(text: str, level: int = logging.INFO) -> None:
@@ -48,91 +40,24 @@ def _sentence(outcome: StageOutcome) -> str:
     return f"{_MARK[outcome.outcome]} {outcome.name:<12} {outcome.outcome:<8} {outcome.seconds:6.1f} s   {facts}"
 
 
-class PlainReporter:
-    """Prints one line per event; keeps the stderr of its start, since user code's output is redirected here."""
-
-    every_s = LINE_EVERY_S
+class ConsoleReporter:
+    """A `Reporter` of the stderr of its start, since user code's output is redirected here."""
 
     def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._stream = sys.stderr
-
-    def progress(self, stage: str) -> Progress:
-        """Return a callable that shows the progress at most every few seconds."""
-
-        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
-            now = time.monotonic()
-            if now - self._last.get(stage, 0.0) < self.every_s:
-                return
-            self._last[stage] = now
-            of = f" of {total:,.0f}" if total else ""
-            self.show(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
-
-        return update
-
-    def show(self, progress: str) -> None:
-        """Print a line of progress."""
-        self.report(progress)
-
-    def report(self, text: str) -> None:
-        """Print a line."""
-        print(redact_text(text), file=self._stream, flush=True)
-        _to_prefect(text)
-
-    def warn(self, text: str) -> None:
-        """Print a warning line."""
-        self.report(f"warning: {text}")
-
-    def finished(self, outcome: StageOutcome) -> None:
-        """Print the outcome of the stage."""
-        self.report(_sentence(outcome))
-
-
-class NotebookReporter(PlainReporter):
-    """Shows one output a stage, which its progress changes in place, and prints the other lines."""
-
-    every_s = 0.5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: Any = None
-
-    def progress(self, stage: str) -> Progress:
-        """Return a callable that changes the stage's output."""
-        self._shown = self._shown or sys.modules["IPython"].display.display(_as_text(f"  {stage}"), raw=True, display_id=True)
-        return super().progress(stage)
-
-    def show(self, progress: str) -> None:
-        """Change the stage's output."""
-        if self._shown is not None:
-            self._shown.update(_as_text(progress), raw=True)
-
-    def finished(self, outcome: StageOutcome) -> None:
-        """Put the outcome of the stage in the place of its progress."""
-        if self._shown is None:
-            return super().finished(outcome)
-        shown, self._shown = self._shown, None
-        shown.update(_as_text(_sentence(outcome)), raw=True)
-        _to_prefect(_sentence(outcome))
-
-
-def _as_text(text: str) -> dict[str, str]:
-    return {"text/plain": redact_text(text)}
-
-
-class TerminalReporter:
-    """Shows a progress bar of the current stage; keeps the stderr of its start, since user code's output is redirected here."""
-
-    def __init__(self) -> None:
-        self._console = Console(file=sys.stderr, highlight=False, emoji=False)
+        terminal = sys.stderr.isatty()
+        self._console = Console(
+            file=sys.stderr, highlight=False, emoji=False, markup=False, force_terminal=terminal, force_jupyter=False
+        )
         self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
-        self._started = 0.0
+        self._last_s: dict[str, float] = {}
 
     def progress(self, stage: str) -> Progress:
-        """Return a callable that draws a bar with rate and time left."""
+        """Return a callable that draws a bar with rate and time left, or prints a line every few seconds."""
         self._stop()
-        self._bar = RichProgress(
+        return self._bar_of(stage) if self._console.is_terminal else self._lines_of(stage)
+
+    def _bar_of(self, stage: str) -> Progress:
+        bar = self._bar = RichProgress(
             TextColumn("  {task.description:<12}"),
             BarColumn(),
             TextColumn("{task.fields[amount]}"),
@@ -143,39 +68,45 @@ class TerminalReporter:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task(stage, total=None, amount="", note="")
-        self._started = time.monotonic()
-        self._bar.start()
+        task, started_s = bar.add_task(stage, total=None, amount="", note=""), time.monotonic()
+        bar.start()
 
         def update(done: float, total: float | None, unit: str, note: str = "") -> None:
-            if self._bar is None or self._task is None:
-                return
-            rate = done / max(time.monotonic() - self._started, 1e-6)
+            rate = done / max(time.monotonic() - started_s, 1e-6)
             of = f"/{total:,.0f}" if total else ""
-            self._bar.update(
-                self._task, completed=done, total=total, amount=f"{done:,.0f}{of} {unit}", note=note or f"{rate:,.0f} {unit}/s"
-            )
+            amount, note = f"{done:,.0f}{of} {unit}", note or f"{rate:,.0f} {unit}/s"
+            bar.update(task, completed=done, total=total, amount=amount, note=note)
+
+        return update
+
+    def _lines_of(self, stage: str) -> Progress:
+        def update(done: float, total: float | None, unit: str, note: str = "") -> None:
+            now_s = time.monotonic()
+            if now_s - self._last_s.get(stage, 0.0) >= LINE_EVERY_S:
+                self._last_s[stage] = now_s
+                of = f" of {total:,.0f}" if total else ""
+                self.report(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
 
         return update
 
     def report(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(redact_text(text), markup=False, soft_wrap=True)
-        _to_prefect(text)
+        """Print a line, above the bar."""
+        self._print(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning above the bar."""
-        self._console.print(f"warning: {redact_text(text)}", style="yellow", markup=False, soft_wrap=True)
-        _to_prefect(text, logging.WARNING)
+        """Print a warning line."""
+        self._print(f"warning: {text}", "yellow", logging.WARNING)
 
     def finished(self, outcome: StageOutcome) -> None:
-        """Replace the bar by the outcome of the stage."""
+        """Print the outcome of the stage in place of its bar."""
         self._stop()
-        style = "dim" if outcome.outcome == "reused" else "green"
-        self._console.print(_sentence(outcome), style=style, markup=False, soft_wrap=True)
-        _to_prefect(_sentence(outcome))
+        self._print(_sentence(outcome), "dim" if outcome.outcome == "reused" else "green")
+
+    def _print(self, text: str, style: str | None = None, level: int = logging.INFO) -> None:
+        self._console.print(redact_text(text), style=style, soft_wrap=True)
+        _to_prefect(text, level)
 
     def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-        self._bar = self._task = None
+            self._bar = None

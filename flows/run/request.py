@@ -24,22 +24,10 @@ class RunRequest(BaseModel):
     _preflight: Preflight | None = PrivateAttr(default=None)
     _on_report: Callable[[dict[str, Any]], object] | None = PrivateAttr(default=None)
 
-    @classmethod
-    def of(
-        cls,
-        preflight: Preflight,
-        *,
-        fresh: bool,
-        until: str | None,
-        on_report: Callable[[dict[str, Any]], object] | None = None,
-    ) -> Self:
-        """Make a request from a file that this process has loaded and checked."""
-        loaded = preflight.loaded
-        made = cls.model_validate(
-            {"file": str(loaded.file), "overrides": list(loaded.overrides), "fresh": fresh, "until": until}
-        )
-        made._preflight, made._on_report = preflight, on_report
-        return made
+    def made_here(self, preflight: Preflight, on_report: Callable[[dict[str, Any]], object] | None = None) -> Self:
+        """Give it the file that this process has loaded and checked, and a function to call with every report."""
+        self._preflight, self._on_report = preflight, on_report
+        return self
 
     @property
     def on_report(self) -> Callable[[dict[str, Any]], object] | None:

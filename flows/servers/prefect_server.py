@@ -105,12 +105,6 @@ class ServerFiles:
         """The SQLite file of its flow runs."""
         return self.home / "prefect.db"
 
-    @property
-    def is_used_here(self) -> bool:
-        """Whether this process uses the running server."""
-        own = self.read_info()
-        return own is not None and own.url == os.environ.get("PREFECT_API_URL")
-
     def write_info(self, info: ServerInfo) -> None:
         """Publish the server's address, atomically."""
         temporary = self._info.with_suffix(".tmp")

@@ -125,9 +125,9 @@ def join_ray(address: str) -> Iterator[RayCluster]:
 
 
 @contextlib.contextmanager
-def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterator[RayCluster]:
+def local_ray(state_dir: Path, min_cpus: float) -> Iterator[RayCluster]:
     """Start a cluster for the block. Its logs are kept in `state_dir`/ray-cluster/logs until the next one ends."""
-    cpus = max(num_cpus or len(os.sched_getaffinity(0)), math.ceil(min_cpus))
+    cpus = max(len(os.sched_getaffinity(0)), math.ceil(min_cpus))
     port = _free_port()
     address = f"127.0.0.1:{port}"
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import PenstockError, ServiceError
+from penstock.errors import ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, mlflow_trouble, prefect_trouble, ray_address, ray_refusal
 from penstock.installed import IMPORT_ROOT
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 
-__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "prepare_environment", "ray_cluster"]
+__all__ = [
+    "PrefectService",
+    "check_mlflow_answers",
+    "check_prefect_answers",
+    "prefect_api",
+    "prepare_environment",
+    "ray_cluster",
+]
 
 
 _QUIET = {
@@ -83,14 +90,14 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
         state_dir: of the embedded server.
 
     Raises:
-        ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
+        ServiceError: the configured API does not answer, or the embedded server does not start.
     """
     prepare_environment()
     logging.raiseExceptions = False  # else Prefect reports each log line that a server does not accept
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         with announce_wait(_PREFECT):
-            _check_api(configured)
+            check_prefect_answers()
         with _environment(_QUIET):
             ui_url = os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api")
             try:
@@ -107,11 +114,6 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
         with _environment(quiet), _started_again(files):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
-            except Exception as error:  # Prefect has many classes for a lost server
-                may_be_its = not isinstance(error, PenstockError) or isinstance(error, ServiceError)
-                if may_be_its and not _answers(f"{server.url}/health"):
-                    raise _server_died(files, server) from error
-                raise
             finally:
                 _flush_events(server.url)
 
@@ -172,14 +174,6 @@ def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
         )
 
 
-def _server_died(files: ServerFiles, server: ServerInfo) -> ServiceError:
-    return ServiceError(
-        f"the embedded Prefect server (pid {server.pid}, {server.url}) has died",
-        problems=_last_lines(files.log),
-        next_step=f"run the same command again, it continues; the server's log is {files.log}",
-    )
-
-
 def _last_lines(log: Path, count: int = 5) -> list[str]:
     try:
         return log.read_text(errors="replace").splitlines()[-count:]
@@ -228,8 +222,10 @@ def _reload_prefect() -> None:
         context.refresh_global_settings_context()
 
 
-def _check_api(url: str) -> None:
-    if (trouble := prefect_trouble(url)) is not None:
+def check_prefect_answers() -> None:
+    """Raise ServiceError if PREFECT_API_URL names a server that is away."""
+    url = os.environ.get("PREFECT_API_URL")
+    if url and (trouble := prefect_trouble(url)) is not None:
         raise ServiceError(f"PREFECT_API_URL={url} {trouble.what}", next_step=trouble.fix)
 
 
@@ -247,15 +243,14 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float = 1) -> Iterator[RayCluster]:
+def ray_cluster(state_dir: Path, *, min_cpus: float = 1) -> Iterator[RayCluster]:
     """Connect this process to Ray for the block: to RAY_ADDRESS if set, else to a cluster of its own on 127.0.0.1.
 
     The Ray that a program has started itself is used, and goes on.
 
     Args:
         state_dir: keeps the logs of the embedded cluster that ended last.
-        num_cpus: logical CPUs of an embedded cluster; None takes those this process may use.
-        min_cpus: at least so many logical CPUs, so that two workers and a data task fit on a laptop of two cores.
+        min_cpus: at least so many logical CPUs of an embedded cluster, so that two workers and a data task fit on two cores.
 
     Raises:
         ServiceError: RAY_ADDRESS does not answer, or the embedded cluster does not start.
@@ -272,7 +267,7 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
         with join_ray(address) as cluster:
             yield cluster
     else:
-        with local_ray(state_dir, num_cpus, min_cpus) as cluster:
+        with local_ray(state_dir, min_cpus) as cluster:
             yield cluster
 
 

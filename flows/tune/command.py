@@ -1,8 +1,9 @@
-"""The verb `tune` of the command: its arguments and its help."""
+"""The verb `tune` of the command. Servers up, flow called in this process, and its end turned into a result or an error."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,12 +24,31 @@ def tune(
     """Try other values of some keys, as the section `tune` says, or continue; the best becomes a pipeline file and a model."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.tune.verb import make_sweep
-
-        result = make_sweep(file, overrides or [], fresh=fresh)
+        result = _make_sweep(file, overrides or [], fresh)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
         print_note(f"see the trials: {page}")
         return result
 
     command = run_command(file, overrides or [], verb="tune")
     answer(work, as_json, again=command, run=command)
+
+
+def _make_sweep(file: Path, overrides: list[str], fresh: bool) -> dict[str, Any]:
+    from penstock.flows.preflight.checks import Preflight
+    from penstock.flows.spec_file import load_spec
+    from penstock.flows.tune.space import check_space
+    from penstock.flows.verbs.run import perform_flow
+
+    loaded = load_spec(file, overrides)
+    preflight = Preflight(loaded)
+    preflight.ahead()
+    check_space(loaded)
+
+    def perform() -> Any:
+        from penstock.flows.run.request import RunRequest
+        from penstock.flows.tune.flow import tune as tune_flow
+
+        request = RunRequest(file=str(loaded.file), overrides=overrides, fresh=fresh).made_here(preflight)
+        return tune_flow(request, return_state=True)
+
+    return perform_flow(loaded.spec.name, loaded.state_dir, perform)

@@ -13,10 +13,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
-from penstock.flows.preflight.cpus import held_by_workers, workers_refused
+from penstock.flows.preflight.cpus import need_of_worker
 from penstock.flows.tune.summary import short
 from penstock.flows.tune.sweep import Sweep
-from penstock.flows.tune.trial import close_stopped, perform_trial
+from penstock.flows.tune.trial import perform_trial
 from penstock.machine.stopping import StopRequest
 from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
@@ -27,8 +27,6 @@ from penstock.training.on_ray.resources import gpus_of_auto, room_for
 __all__ = ["perform_trials", "trials_at_once"]
 
 _LOOK_EVERY_S = 0.3
-
-_SIZES = ("workers", "cpus_per_worker", "gpus")
 
 _Ends = queue.SimpleQueue[tuple[int, BaseException | None]]
 """Numbers of trials that have ended, and the error of one that ends the sweep."""
@@ -58,8 +56,6 @@ def perform_trials(sweep: Sweep, concurrent: int) -> None:
     """
     stopping, begun_s, ends = sweep.ctx.stopping, time.monotonic(), _Ends()
     failure: BaseException | None = None
-    for trial in [trial for trial in sweep.trials if trial.state == "running" and trial.note]:
-        close_stopped(sweep, trial)
     waiting = [trial for trial in sweep.trials if trial.state == "running"]
     for trial in sweep.trials:
         if trial.state != "running":
@@ -106,36 +102,19 @@ def trials_at_once(
 ) -> tuple[int, list[str]]:
     """Return how many trials run at once on these nodes, so that none waits for CPUs that another holds, and lines about it.
 
-    The largest trial of the space decides. The lines are about `gpus: auto`, and a number below the one that the file asks for.
+    The lines are about `gpus: auto`, and a number below the one that the file asks for.
 
     Args:
         most: what the nodes together can grow to, if that is known; trials do not wait for it.
-
-    Raises:
-        PreflightError: not even one fits.
     """
-    space = {key.removeprefix("train."): dimension.extremes for key, dimension in tune.space.items()}
-    numbers = {name: [each for each in space.get(name, ()) if isinstance(each, int | float)] for name in _SIZES}
-    train = spec.train.model_copy(update={name: max(found) for name, found in numbers.items() if found})
-    largest = spec.model_copy(update={"train": train})
-    refusal = workers_refused(largest, nodes, most)
-    if refusal is not None:
-        raise refusal
-    lines: list[str] = []
-    gpus = float(train.gpus) if train.gpus != "auto" else 0.0
-    if train.gpus == "auto":
-        gpus, why, _ = gpus_of_auto(train.workers, train.cpus_per_worker, nodes, most)
+    need, lines = need_of_worker(spec), list[str]()
+    if spec.train.gpus == "auto":
+        need["GPU"], why, _ = gpus_of_auto(spec.train.workers, spec.train.cpus_per_worker, nodes, most)
         lines.append(why)
-    need = {"CPU": train.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    fit = max(1, room_for(need, nodes) // train.workers)
+    fit = max(1, room_for(need, nodes) // spec.train.workers)
     if spec.materialize.cache == "none":  # the tasks of its streams need CPUs beside those of the workers
         fit = 1
     wanted = min(tune.concurrent or fit, tune.limit)
     if wanted <= fit:
         return wanted, lines
-    there, taken = sum(node.get("CPU", 0.0) for node in nodes), wanted * held_by_workers(largest)
-    each = f"{counted(train.workers, 'worker')} of " + " and ".join(f"{n:g} {name}" for name, n in need.items())
-    lowered = (
-        f"{counted(fit, 'trial')} at once instead of {wanted}: a trial has {each}, {wanted} take {taken:g} CPUs of {there:g}"
-    )
-    return fit, [*lines, lowered]
+    return fit, [*lines, f"{counted(fit, 'trial')} at once instead of {wanted}, which the nodes cannot hold"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import SpecError
+from penstock.errors import PreflightError, SpecError
 from penstock.flows.preflight.checks import check_recipe
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.messages import counted
-from penstock.tasks.tune.search import check_library
 from penstock.tasks.tune.spec import TuneSpec
 
 __all__ = ["check_space", "describe_space", "load_trial", "tune_spec"]
@@ -47,10 +47,11 @@ def check_space(loaded: LoadedSpec) -> None:
 
     Raises:
         SpecError: values that the file or the recipe does not take; one of each key is named.
-        PreflightError: Optuna is needed and not installed.
+        PreflightError: Optuna is not installed.
     """
     section, problems = tune_spec(loaded), list[str]()
-    check_library(section, loaded.origins)
+    if importlib.util.find_spec("optuna") is None:
+        raise PreflightError("a sweep needs Optuna, which is not installed", next_step="pip install 'penstock[tune]'")
     for key, dimension in section.space.items():
         try:
             trials = [load_trial(loaded, {key: value}) for value in dimension.extremes]
@@ -62,7 +63,5 @@ def check_space(loaded: LoadedSpec) -> None:
         raise SpecError(
             f"{loaded.file.name}: {counted(len(problems), 'value')} of the section tune cannot be used",
             problems=problems,
-            next_step=f"correct the --set options, or edit {loaded.file.name}; then: penstock check {loaded.file}"
-            if any(option.startswith("tune") for option in loaded.overrides)
-            else f"edit {loaded.file.name}, then: penstock check {loaded.file}",
+            next_step=f"correct the --set options or edit {loaded.file.name}, then: penstock check {loaded.file}",
         )

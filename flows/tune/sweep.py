@@ -14,6 +14,7 @@ from typing import Any
 from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.tune.summary import short
 from penstock.machine.stopping import StopRequest
+from penstock.messages import counted
 from penstock.tasks.context import RunContext
 from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
 from penstock.tasks.tune.search import Pruner, propose
@@ -32,7 +33,6 @@ class Sweep:
         trials: all that have begun, by number from 1.
         live: number -> how a trial that is trained now is stopped.
         prepared: the key of a `shuffle` -> a context with the outcomes up to it.
-        shared_lines: lines that the training of each trial would repeat.
         preparing: held while rows are prepared, so that no two trials prepare the same.
     """
 
@@ -42,7 +42,6 @@ class Sweep:
     trials: list[Trial] = field(init=False)
     live: dict[int, StopRequest] = field(default_factory=dict)
     prepared: dict[str, RunContext] = field(default_factory=dict)
-    shared_lines: set[str] = field(default_factory=set)
     preparing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -87,16 +86,16 @@ class Sweep:
                 if value is None or (trial.reports and point.step <= trial.reports[-1].step):
                     continue
                 reports = [*trial.reports, Report(step=point.step, value=value)]
-                ends = self._pruner.report(number, value)
+                ends = self._pruner.report(number, len(reports), value)
                 self.update(number, reports=reports, note=self._why(reports) if ends else "")
                 if ends:
                     self.live[number].stop.set()
 
-    def end_early(self, number: int, tracked_run: str | None) -> Trial:
+    def end_early(self, number: int) -> Trial:
         """Record that a trial has ended early, with what it had reported when that was decided."""
         reports = self.trials[number - 1].reports
         best = {"min": min, "max": max}[self.tune.mode](report.value for report in reports)
-        return self.update(number, state="stopped", value=best, step=reports[-1].step, tracked_run=tracked_run)
+        return self.update(number, state="stopped", value=best, step=reports[-1].step)
 
     def line(self, number: int, text: str) -> None:
         """Print a line about a trial."""
@@ -114,12 +113,6 @@ class Sweep:
         return f"Trial {trial.number} of sweep {self.ctx.run.run} ({values})"
 
     def _why(self, reports: list[Report]) -> str:
-        rule = {
-            "asha": f"outside the best 1 in {self.tune.reduction} of its rung",
-            "median": "its best value is worse than the median of the others",
-        }[self.tune.scheduler]
-        last, validations = reports[-1], len(reports)
-        return (
-            f"stopped early by {self.tune.scheduler} after {validations} validation{'s' * (validations > 1)} at step "
-            f"{last.step:,}, where {self.tune.metric} was {last.value:.4g}: {rule}"
-        )
+        last, seen = reports[-1], counted(len(reports), "validation")
+        where = f"at step {last.step:,}, where {self.tune.metric} was {last.value:.4g}"
+        return f"stopped early by {self.tune.scheduler} after {seen} {where}"

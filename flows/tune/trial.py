@@ -12,7 +12,6 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.open_attempt import begin_attempt, introduce
-from penstock.flows.run.repair import close_attempts, update_tracker
 from penstock.flows.tune.space import load_trial
 from penstock.flows.tune.sweep import Sweep
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -30,9 +29,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.job import TrainOutcome
 
-__all__ = ["close_stopped", "perform_trial"]
-
-_EARLY = {"penstock.trial.state": "stopped early"}
+__all__ = ["perform_trial"]
 
 _PREPARING = [stage for stage in ALL_STAGES if stage.name in BEFORE_TRAINING]
 
@@ -51,8 +48,7 @@ class _TrialReporter:
         return lambda *_: None
 
     def report(self, text: str) -> None:
-        of_training = f"{TRAIN.name}: "
-        if text.startswith(of_training) and text.removeprefix(of_training) not in self.sweep.shared_lines:
+        if text.startswith(f"{TRAIN.name}: "):
             self.sweep.line(self.number, f": {text}")
 
     def warn(self, text: str) -> None:
@@ -77,7 +73,7 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         project.listing = sweep.ctx.project.listing
     rows = _with_rows(sweep, project, reporter)
     ledger, keys = sweep.ctx.ledger, stage_keys(project, sweep.ctx.ledger.stage_output)
-    finished = _finished_before(sweep, project, keys)
+    finished = None if trial.note else _finished_before(sweep, project, keys)  # its own training, decided against at its end
     if finished is not None:
         return sweep.update(trial.number, **_done(sweep, *finished))
 
@@ -104,8 +100,9 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
             ctx.on_points(list(read_journal(ctx.work_storage, committed[0].manifest.step)))
         for stage in _PREPARING:
             stage.publish(ctx, ctx.output(stage.name))
-        perform(TRAIN, ctx)
-        ledger.note_training(ctx.run)
+        if not sweep.trials[trial.number - 1].note:  # else it was killed while it was being stopped early
+            perform(TRAIN, ctx)
+            ledger.note_training(ctx.run)
         if sweep.trials[trial.number - 1].note:  # decided by its last validation
             return _stopped_early(sweep, trial, ctx)
         ended = _done(sweep, ctx.run, ctx.output("train"))
@@ -151,11 +148,9 @@ def _done(sweep: Sweep, run: Run, output: dict[str, Any]) -> dict[str, Any]:
     return {
         "state": "done",
         "run": run.run,
-        "tracked_run": run.tracking_runs.get(run.tracker),
         "value": outcome.metrics[metric],
         "step": outcome.model_step,
         "weights_digest": outcome.weights_digest,
-        "metrics": outcome.metrics,
     }
 
 
@@ -169,25 +164,14 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
         return _stopped_early(sweep, trial, ctx)
     if isinstance(stopped, Interrupted):
         close_attempt(ctx, "interrupted", stopped)
-        return sweep.update(trial.number, tracked_run=ctx.tracker.run_id)
+        return sweep.trials[trial.number - 1]
     close_attempt(ctx, "failed", error, note=f"{sweep.title(trial)} failed")
     if isinstance(error, PenstockError) and error.exit_code in (TrainingError.exit_code, 2, 4):
-        return sweep.update(trial.number, state="failed", error=error.message, tracked_run=ctx.tracker.run_id)
+        return sweep.update(trial.number, state="failed", error=error.message)
     raise error
 
 
 def _stopped_early(sweep: Sweep, trial: Trial, ctx: RunContext) -> Trial:
-    ctx.tracker.set_tags(_EARLY)
+    ctx.tracker.set_tags({"penstock.trial.state": "stopped early"})
     close_attempt(ctx, "partial", note=f"{sweep.title(trial)}: {sweep.trials[trial.number - 1].note}")
-    return sweep.end_early(trial.number, ctx.tracker.run_id)
-
-
-def close_stopped(sweep: Sweep, trial: Trial) -> Trial:
-    """End a trial that was killed while it was being stopped early: its records become those of one that has ended so."""
-    ledger, run = sweep.ctx.ledger, sweep.ctx.ledger.load_run(trial.run or "")
-    if run is not None:
-        close_attempts(ledger, run)
-        run = run.model_copy(update={"status": "partial"})
-        ledger.save_run(run)
-        update_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{sweep.title(trial)}: {trial.note}"})
-    return sweep.end_early(trial.number, run.tracking_runs.get(run.tracker) if run is not None else None)
+    return sweep.end_early(trial.number)

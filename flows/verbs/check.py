@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -11,14 +12,13 @@ from penstock.flows.preflight.checks import (
     check_cluster,
     check_named,
     check_recipe,
-    check_room,
     check_storage,
 )
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
-from penstock.flows.servers.services import ray_cluster
+from penstock.flows.servers.services import check_mlflow_answers, check_prefect_answers, prepare_environment, ray_cluster
 from penstock.flows.spec_file import LoadedSpec
-from penstock.flows.verbs.plan import describe_preparing, describe_workers, format_preparing, format_workers
+from penstock.flows.verbs.plan import OVERLAPS, describe_preparing, describe_workers, format_preparing, format_workers
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
@@ -46,6 +46,12 @@ def check_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
     preflight = Preflight(loaded)
     check_storage(project.storage)
     check_named(project)
+    prepare_environment()
+    check_prefect_answers()
+    if loaded.spec.tracking.tracker == "mlflow":
+        check_mlflow_answers()
+    if servers := [name for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI") if os.environ.get(name)]:
+        report(f"servers    ok   {', '.join(servers)}")
     warnings = [*preflight.resources]
     with ray_cluster(loaded.state_dir) if ray_address() is not None else nullcontext() as cluster:
         if cluster is None:
@@ -83,21 +89,18 @@ def _check_the_rest(
         ships |= code.shipped
     report(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, trains=True, report=report)
-    trained = batch.get("trained")
-    if trained and not batch["checkpoint_bytes"]:
-        batch["weights_bytes"] = batch["checkpoint_bytes"] = trained["checkpoint_bytes"]
-    warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
+    warnings += filter(None, [batch.pop("one_class"), *batch["warnings"]])
     report(f"one batch  ok   {counted(batch['rows'], 'row')}, {_describe_model(batch, snapshot.rows)}")
     asks = batch["asks_for"]
     report(f"serving    ok   the registered model asks for {', '.join(capped(asks, _SHOWN_COLUMNS)) or 'no column'}")
     if begins_with := batch.get("begins_with"):
         report(f"start      ok   {begins_with}")
-    if trained and trained["stuck"]:
-        warnings.append(f"training was not tried to the end: {trained['stuck']}")
-    elif trained:
+    if (trained := batch.get("trained")) and not trained["stuck"]:
         report(f"training   ok   {_describe_training(trained)}")
     for warning in warnings:
         report(f"warning: {warning}")
+    if project.spec.overlaps:
+        report(f"overlap    ok   {OVERLAPS}")
     workers = describe_workers(project, ledger.stage_output("materialize", keys["materialize"].key) or {})
     if workers is not None:
         report(f"workers    ok   {format_workers(workers)}")
@@ -121,7 +124,7 @@ def _describe_model(batch: dict[str, Any], rows: int) -> str:
 def _describe_training(trained: dict[str, Any]) -> str:
     """Describe the batches that were tried, the reported values and the checkpoint."""
     batches = "2 steps" if trained["batches"] is None else counted(trained["batches"], "batch", "batches")
-    names = [name for name in trained["reported"] if not name.endswith(("_s", "train/lr")) and not name.startswith("system/")]
+    names = [name for name in trained["reported"] if not name.endswith(("_s", "train/lr"))]
     reported = f"reported {', '.join(names)}" if names else "nothing was reported"
     size = trained["checkpoint_bytes"]
     saved = f"a checkpoint of {size:,} bytes was saved and loaded" if size else "no checkpoint was saved by then"

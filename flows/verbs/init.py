@@ -5,7 +5,6 @@ Nothing is downloaded: digits and tumours come with scikit-learn; the text is so
 
 from __future__ import annotations
 
-import csv
 import sysconfig
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -105,15 +104,10 @@ def _write_tumours(data: Path) -> list[Path]:
     """Write thirty columns of numbers and `diagnosis`, which is `malignant` or `benign`."""
     from sklearn.datasets import load_breast_cancer
 
-    cases = load_breast_cancer()
-    path = data / "breast_cancer.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle, lineterminator="\n")
-        writer.writerow([*(str(name).replace(" ", "_") for name in cases.feature_names), "diagnosis"])
-        for row, target in zip(cases.data.tolist(), cases.target.tolist(), strict=True):
-            writer.writerow([*row, cases.target_names[target]])
-    return [path]
+    cases = load_breast_cancer(as_frame=True)
+    table = cases.data.rename(columns=lambda name: name.replace(" ", "_"))
+    text = table.assign(diagnosis=cases.target_names[cases.target]).to_csv(index=False)
+    return [_write(data / "breast_cancer.csv", text)]
 
 
 def _write_source_text(data: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -27,9 +26,9 @@ from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.feed.mapped_shards import most_of_a_rank
-from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.manifest import STREAMS, DatasetManifest
 from penstock.ingest.prepare import ANYWHERE
-from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom, mixes_like, window_runs
+from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom
 from penstock.messages import counted, run_command
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.prepare import MATERIALIZE
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 __all__ = [
-    "describe_mixing",
+    "OVERLAPS",
     "describe_preparing",
     "describe_workers",
     "format_preparing",
@@ -56,7 +55,7 @@ __all__ = [
 ]
 
 
-_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
+OVERLAPS = "training begins with the first units, while the others are prepared (materialize.overlap)"
 
 
 def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
@@ -92,7 +91,6 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
-    stages[STAGES.index("shuffle")]["mixing"] = describe_mixing(project, upstream["materialize"])
     stages[STAGES.index("shuffle")]["workers"] = describe_workers(project, upstream["materialize"])
     if "train" in will_run:
         _plan_rows(stages[STAGES.index("materialize")], project, ledger)
@@ -100,18 +98,12 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
         "reason": decision.reason if isinstance(decision, NewRun) else "",
-        "warnings": [
-            *(decision.warnings if isinstance(decision, Continue) else ()),
-            *(
-                f"another process works on run {run}, which is the same training"
-                for run, differs in others.items()
-                if not differs
-            ),
-        ],
+        "warnings": list(decision.warnings) if isinstance(decision, Continue) else [],
         "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
         "run": decision.run.run if isinstance(decision, Continue | Refuse) else None,
         "stages": stages,
         "prepare": describe_preparing(loaded.spec),
+        "overlap": loaded.spec.overlaps and {"materialize", "train"} <= will_run,
     }
     try:
         refuse_same_training(ledger, others)
@@ -143,69 +135,48 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         console.print(f"  warning: {line}", style="yellow")
     table = Table("stage", "action", "key", "because", box=None)
     for entry in plan["stages"]:
-        because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
-        table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
+        table.add_row(entry["name"], entry["action"], entry["key"][:12], "\n".join(entry["because"]))
     console.print(table, soft_wrap=False)
     if plan["prepare"]:
         console.print(f"prepare: {format_preparing(plan['prepare'])}")
-    mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
-    if mixing is not None:
-        console.print(
-            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window is worth "
-            f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle"
-        )
+    if plan["overlap"]:
+        console.print(f"materialize: {OVERLAPS}")
     workers = next((entry["workers"] for entry in plan["stages"] if entry.get("workers")), None)
     if workers is not None:
         console.print(f"shuffle: {format_workers(workers)}")
 
 
-def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
-    """Describe how well `shuffle.mode: windowed` mixes, else None: see ingest/shuffle/mixing_quality.py.
-
-    Args:
-        rows: the output of `materialize`; if it is not known yet, empty: `like_rows` is then a lower bound.
-    """
-    shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
-    if shuffle.mode != "windowed":
-        return None
-    order = train_order(shuffle, _opened(project, rows), batch_rows) if rows else None
-    if order is not None and order.lanes > 1:
-        return None  # counted on the order itself: `describe_workers`
-    runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
-    like = mixes_like(batch_rows, runs, shuffle.window_rows, order.rows if order is not None else float("inf"))
-    return {"batch_rows": batch_rows, "like_rows": round(like, 1), "rows_known": order is not None}
-
-
 def describe_workers(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
-    """Describe what a worker reads of the train split; None if its shards are not known, or one worker reads in one lane.
+    """Describe what a worker reads of the train split; None if its shards are not known, or one worker reads all in one lane.
 
     Args:
         rows: the output of `materialize`, or empty.
     """
-    if not rows or not (shards := (manifest := _opened(project, rows)).shards_of("train")):
+    if not rows:
         return None
-    train = project.spec.train
+    manifest = DatasetManifest.model_validate(rows).opened(project.storage)
+    if not len(sizes := manifest.parts_of("train")[1]):
+        return None
+    train, streamed = project.spec.train, STREAMS in manifest.extra
     order = train_order(project.spec.shuffle, manifest, train.batch_rows)
-    if order.lanes == train.workers == 1:
+    # An order of one lane does not know the windows of a stream.
+    if order.lanes == 1 and (streamed or (train.workers == 1 and project.spec.shuffle.mode != "windowed")):
         return None
     part = FeedShare(train.batch_rows, world_size=train.workers, last=train.last_batch)
-    most = most_of_a_rank(order, shards.size_bytes, part)
+    most = most_of_a_rank(order, sizes, part)
     chi2 = chi2_by_freedom(order, train.batch_rows)
     mixing = {"chi2_by_freedom": None if chi2 is None else round(chi2, 2)}
-    return {"lanes": order.lanes, "shards": len(shards), "workers": train.workers, **most, **mixing}
-
-
-def _opened(project: Project, rows: dict[str, Any]) -> DatasetManifest:
-    return DatasetManifest.model_validate(rows).opened(project.storage)
+    return {"lanes": order.lanes, "units" if streamed else "shards": len(sizes), "workers": train.workers, **most, **mixing}
 
 
 def format_workers(workers: dict[str, Any]) -> str:
     """Format the result of `describe_workers` as one line."""
-    several = workers["shards"] < workers["lanes"] and workers["workers"] > 1
+    part, reads = ("unit", "prepares") if "units" in workers else ("shard", "reads")
+    several = workers.get("shards", workers["lanes"]) < workers["lanes"] and workers["workers"] > 1
     fetched, at_once, chi2 = workers["fetch_bytes"] / 1e6, workers["disk_bytes"] / 1e6, workers["chi2_by_freedom"]
     return (
-        f"{counted(workers['lanes'], 'lane')} of {counted(workers['shards'], 'shard')}; each of "
-        f"{counted(workers['workers'], 'worker')} reads at most {workers['rows']:,} rows an epoch from {fetched:,.1f} MB, "
+        f"{counted(workers['lanes'], 'lane')} of {counted(workers[f'{part}s'], part)}; each of "
+        f"{counted(workers['workers'], 'worker')} {reads} at most {workers['rows']:,} rows an epoch from {fetched:,.1f} MB, "
         f"{at_once:,.1f} MB of them at once"
         + ("; lanes share shards, so several workers fetch one" if several else "")
         + (f"; sorted rows mix with chi2/df {chi2:g} (a full shuffle: 1)" if chi2 is not None else "")
@@ -232,7 +203,8 @@ def format_preparing(preparing: dict[str, Any]) -> str:
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
     """Correct the plan of materialize: its record may hold while the shards that training reads are gone."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
-    if entry["action"] == "reuse" and record is not None:
+    in_store = project.spec.materialize.cache == "disk" and not project.storage.is_local  # whose shards are read by no check
+    if entry["action"] == "reuse" and record is not None and not in_store:
         problem = MATERIALIZE.verify(VerifyContext(project, "", deep=True, will_train=True), record.output)
         if problem is not None:
             entry.update(action="run", because=[problem])

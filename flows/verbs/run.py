@@ -9,26 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import Interrupted, SpecError
+from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.preflight.checks import Preflight
-from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.messages import did_you_mean
 from penstock.plugins import needed
 from penstock.progress import in_notebook
-from penstock.storage import Storage, filesystem_of
+from penstock.storage import filesystem_of
 from penstock.stores import is_local
-from penstock.tasks.records.at_work import holders_of_runs
-from penstock.tasks.records.keys import stage_keys
-from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import STAGES
 
 if TYPE_CHECKING:
     import ray.train
+    from prefect import State
 
-__all__ = ["RunResult", "raise_interrupted_on_stop", "run", "run_loaded"]
+__all__ = ["RunResult", "perform_flow", "raise_interrupted_on_stop", "run", "run_loaded"]
 
 _STOP_LOOKS_S = 0.3
 """A stop that completes sooner is not announced."""
@@ -78,7 +75,10 @@ def run(
         )
     # A notebook shows stderr as an alarm.
     with contextlib.redirect_stderr(sys.stdout) if in_notebook() else contextlib.nullcontext():
-        return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
+        try:
+            return RunResult(run_loaded(loaded, fresh=fresh, until=until, on_report=on_report))
+        except PenstockError as error:  # a program prints its frames, which are of Prefect, and the error has all that it means
+            raise error.with_traceback(None) from None
 
 
 class RunResult(dict[str, Any]):
@@ -118,20 +118,35 @@ def run_loaded(
     prepare_environment()
     preflight = Preflight(loaded)
     preflight.ahead(until)
-    _refuse_if_held(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
-    print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
-    stopping = StopRequest()
-    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir):
-        # Prefect reads its settings when imported, so import it once the server's address is known.
+
+    def perform() -> State[Any]:
         from penstock.flows.pipeline import pipeline
-        from penstock.flows.run.flow_runs import flow_result
         from penstock.flows.run.request import RunRequest
 
-        request = RunRequest.of(preflight, fresh=fresh, until=until, on_report=on_report)
+        given = {"file": str(loaded.file), "overrides": list(loaded.overrides), "fresh": fresh, "until": until}
+        request = RunRequest.model_validate(given).made_here(preflight, on_report)
+        return pipeline(request, return_state=True)
+
+    return perform_flow(loaded.spec.name, loaded.state_dir, perform)
+
+
+def perform_flow(name: str, state_dir: Path, perform: Callable[[], State[Any]]) -> dict[str, Any]:
+    """Start the servers that the environment does not name, and return the result of a flow that runs in this process.
+
+    Args:
+        name: shown while the servers start.
+        perform: imports the flow and calls it, with `return_state=True`. Prefect reads its settings when it is imported, so
+            that must wait until the server's address is known.
+    """
+    print(f"{name}: starting", file=sys.stderr, flush=True)
+    stopping = StopRequest()
+    with raise_interrupted_on_stop(stopping), stopping_on_signals(stopping), prefect_api(state_dir):
         stopping.check()
-        return flow_result(lambda: pipeline(request, return_state=True))
+        from penstock.flows.run.flow_runs import flow_result
+
+        return flow_result(perform)
 
 
 @contextlib.contextmanager
@@ -160,11 +175,3 @@ def _announce_stop(stopping: StopRequest, over: threading.Event) -> None:
             if not stopping.graceful:
                 print("  stopping: work that has started ends first", file=sys.stderr, flush=True)
             return
-
-
-def _refuse_if_held(loaded: LoadedSpec) -> None:
-    """Refuse a training that another process holds before servers start; the flow checks again."""
-    if is_local(loaded.spec.storage) and holders_of_runs(storage := Storage(loaded.spec.storage), loaded.spec.name):
-        ledger = Ledger(storage)
-        keys = stage_keys(loaded.project, ledger.stage_output)
-        refuse_same_training(ledger, others_at_work(ledger, loaded.spec.name, keys))

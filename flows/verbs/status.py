@@ -14,12 +14,12 @@ from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, Serv
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
-from penstock.messages import counted
+from penstock.messages import capped, counted
 from penstock.plugins import optional
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of
+from penstock.tasks.records.ledger import Ledger, Run, lease_of
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
@@ -46,13 +46,13 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     storage, state_dir, name = state_of(file, overrides)
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
-    suspects = [run for run in runs if any(map(_is_open, ledger.attempts(run.run)))]
+    suspects = [run for run in runs if any(attempt.is_open for attempt in ledger.attempts(run.run))]
     leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
     holders = {lease: current_holder(storage, lease) for lease in leases}
-    repaired, reported = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
+    repaired = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
     sweeps = sweeps_among(ledger, (ledger.load_run(run.run) or run for run in runs if run.sweep == run.run))
     shown = [_describe(ledger, run, holders.get(lease_of(run))) | sweeps.get(run.run, {}) for run in runs]
-    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "reported": reported}
+    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired}
 
 
 def sweeps_among(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
@@ -69,13 +69,10 @@ def show_status(result: dict[str, Any], console: Console) -> None:
     """Print a line for each run, never cut, and below it why it failed."""
     if not result["runs"]:
         console.print(f"no runs in {result['storage']}")
-    empty = _empty_runs(result["runs"])
     for run in result["runs"]:
-        if run["run"] in empty:
-            continue
         words = [
             _describe_status(run) + (f" by {run['held_by']}" if run["held_by"] else ""),
-            _describe_attempts(run["status"], run["attempts"]),
+            counted(len(run["attempts"]), "attempt"),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
             run["model_uri"] or "",
@@ -83,32 +80,11 @@ def show_status(result: dict[str, Any], console: Console) -> None:
         ]
         console.print("  ".join([run["run"], *filter(None, words)]))
         about = run["sweep"]["summary"] if run["sweep"] else run["trial"]["note"] if run["trial"] else ""
-        for line in [*filter(None, [about]), *_first_problems(run["why"])]:
+        *problems, next_step = run["why"] or [""]
+        for line in filter(None, [about, *capped(problems, 4), next_step]):
             console.print(f"    {line}")
-    if empty:
-        console.print(
-            f"not listed: {counted(len(empty), 'run')} that ended before training, as later ones have gone on; see --json"
-        )
     for run_id in result["repaired"]:
-        console.print(f"repaired: {run_id} was marked as running, and its process is gone")
-    for run_id in result["reported"]:
-        console.print(f"reported to Prefect's server: the end of {run_id}")
-
-
-def _empty_runs(runs: Sequence[dict[str, Any]]) -> set[str]:
-    """Return runs, given oldest first, that ended before training and that a later run of their pipeline has replaced."""
-    newest = {run["pipeline"]: run["run"] for run in runs}
-    return {
-        run["run"]
-        for run in runs
-        if run["status"] == "partial" and not (run["step"] or run["model_uri"] or run["trial"] or run["sweep"])
-        if newest[run["pipeline"]] != run["run"]
-    }
-
-
-def _first_problems(lines: list[str]) -> list[str]:
-    """Shorten a long list of problems; the last line is the next step."""
-    return lines if len(lines) <= 6 else [*lines[:4], f"  - and {len(lines) - 5} more", lines[-1]]
+        console.print(f"repaired: the end of {run_id} was missing, here or in Prefect")
 
 
 def _describe_status(run: dict[str, Any]) -> str:
@@ -118,14 +94,6 @@ def _describe_status(run: dict[str, Any]) -> str:
         return str(run["status"])
     how = trial["state"] if run["status"] == "partial" else run["status"]
     return f"trial {trial['number']}{', the best,' if trial['best'] else ''} {how}"
-
-
-def _describe_attempts(status: str, attempts: Sequence[dict[str, Any]]) -> str:
-    """Count the attempts; name both if the newest is unfinished and an earlier one is done."""
-    done = [attempt["number"] for attempt in attempts if attempt["status"] == "done"]
-    if done and status != "done":  # most likely the end of fewer epochs
-        return f"in attempt {attempts[-1]['number']}, done in attempt {done[-1]}"
-    return counted(len(attempts), "attempt")
 
 
 def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
@@ -151,17 +119,12 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "metrics": run.result.get("metrics", {}),
         "sweep": None,
         "trial": None,
-        "why": attempts[-1].why_failed(run.cleaned) if run.status == "failed" and attempts else [],
+        "why": attempts[-1].why_failed if run.status == "failed" and attempts else [],
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error", "fetched"})
             for attempt in attempts
         ],
     }
-
-
-def _is_open(attempt: Attempt) -> bool:
-    """Return whether the end of an attempt is missing here or in Prefect."""
-    return attempt.status == "running" or attempt.prefect_missed_end
 
 
 @contextlib.contextmanager
@@ -173,16 +136,11 @@ def _warn_not_repaired(kind: type[PenstockError]) -> Iterator[None]:
         print(f"warning: not repaired: {error}", file=sys.stderr)
 
 
-def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[str], list[str]]:
-    """Close runs without a process. Do nothing while Prefect's server is away.
-
-    Returns:
-        (repaired, reported): runs that were marked as running, and runs whose end was reported to Prefect now.
-    """
+def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
+    """Close runs without a process, and return those whose end is on record now. Do nothing while Prefect's server is away."""
     repaired: list[str] = []
-    reported: list[str] = []
     if not suspects:
-        return repaired, reported
+        return repaired
     with _warn_not_repaired(ServiceError), prefect_api(state_dir):
         from penstock.flows.run.repair import repair_run
 
@@ -192,14 +150,8 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[
                 with choosing_a_run(ledger.storage, run.pipeline):
                     held.enter_context(hold_lease(ledger.storage, lease_of(run)))
                 now = ledger.load_run(run.run)
-                missed = _missed(ledger, run)
-                if now is not None and repair_run(ledger, now, state_dir):
+                if now is None:
+                    continue
+                if repair_run(ledger, now, state_dir) or not any(attempt.is_open for attempt in ledger.attempts(run.run)):
                     repaired.append(run.run)
-                elif missed and not _missed(ledger, run):
-                    reported.append(run.run)
-    return repaired, reported
-
-
-def _missed(ledger: Ledger, run: Run) -> bool:
-    """Return whether Prefect lacks the end of an attempt."""
-    return any(attempt.prefect_missed_end for attempt in ledger.attempts(run.run))
+    return repaired

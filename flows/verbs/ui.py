@@ -20,12 +20,11 @@ import httpx
 from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
+from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.progress import announce_wait
 from penstock.redact import redact_text
 from penstock.training.tracking.mlflow_store import (
     TRAINING_VIEW,
-    VIEW_KEY,
-    VIEW_TAG,
     database_of,
     mlflow_uri,
     relocate_artifacts,
@@ -41,11 +40,10 @@ READY_S = 90.0
 """A cold MLflow server took 25 s on two busy cores."""
 
 
-def serve_ui(file: Path | None, mlflow_port: int, report: Callable[[str], None]) -> dict[str, Any]:
+def serve_ui(file: Path | None, report: Callable[[str], None]) -> dict[str, Any]:
     """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; of configured servers, only print the address.
 
     Args:
-        mlflow_port: 0 takes the port of the last time, or a free one.
         report: prints a line; the addresses are printed once they answer.
 
     Raises:
@@ -54,44 +52,33 @@ def serve_ui(file: Path | None, mlflow_port: int, report: Callable[[str], None])
     """
     _, state_dir, name = state_of(file)
     tracking = mlflow_uri(state_dir)
-    closing = threading.Event()
+    closing = StopRequest()
+    closing.graceful = True  # a first signal only ends the wait
     with (
-        _setting_on_signal(closing),
+        stopping_on_signals(closing),
         prefect_api(state_dir) as prefect,
-        _mlflow_page(tracking, state_dir, mlflow_port, closing, name) as mlflow,
+        _mlflow_page(tracking, state_dir, closing.stop, name) as mlflow,
     ):
         pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
-        if not closing.is_set():
+        if not closing.stop.is_set():
             report(f"MLflow:  {pages['mlflow']}")
             report(f"Prefect: {pages['prefect']}")
         if prefect.embedded or tracking.startswith(_DATABASES):
             report("Ctrl-C closes them")
-            closing.wait()
+            closing.stop.wait()
         return {"status": "done", **pages}
 
 
 @contextlib.contextmanager
-def _setting_on_signal(closing: threading.Event) -> Iterator[None]:
-    """Set `closing` on SIGINT and SIGTERM, instead of interrupting, for the block."""
-    before = {number: signal.signal(number, lambda *_: closing.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _mlflow_page(tracking: str, state_dir: Path, port: int, closing: threading.Event, pipeline: str | None) -> Iterator[str]:
+def _mlflow_page(tracking: str, state_dir: Path, closing: threading.Event, pipeline: str | None) -> Iterator[str]:
     """Yield the address of MLflow's page; without a configured server, serve one for the block."""
     if not tracking.startswith(_DATABASES):
         yield _list_of_runs(tracking, pipeline) if tracking.startswith(("http://", "https://")) else tracking
         return
     database = database_of(tracking)
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     if database is not None:
         with contextlib.suppress(sqlite3.Error):  # the server reports it
             relocate_artifacts(database)
@@ -139,7 +126,7 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, closing: t
         raise ServiceError(
             f"the MLflow server for {url} {ended}",
             problems=log.read_text(errors="replace").splitlines()[-5:],
-            next_step=f"read {log}; --mlflow-port takes another port",
+            next_step=f"read {log}, and try again",
         )
 
 
@@ -155,9 +142,7 @@ def _list_of_runs(url: str, pipeline: str | None) -> str:
     chosen = found.get(pipeline or only or "")
     if chosen is None:
         return f"{url}/#/experiments{TRAINING_VIEW}"
-    with_view = any(tag["key"] == VIEW_TAG for tag in chosen.get("tags", []))
-    view = f"&viewStateShareKey={VIEW_KEY}" if with_view else ""
-    return f"{url}/#/experiments/{chosen['experiment_id']}/runs{TRAINING_VIEW}{view}"
+    return f"{url}/#/experiments/{chosen['experiment_id']}/runs{TRAINING_VIEW}"
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

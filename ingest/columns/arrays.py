@@ -1,8 +1,8 @@
-"""How does an Arrow column become numpy's array and back, and what is it called in a feed?"""
+"""How does an Arrow column become numpy's array and back, what is it called in a feed, and how are tables cut to equal rows?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,16 @@ from penstock.ingest.columns.extension_types import (
 from penstock.ingest.columns.type_text import has_type_text, type_text
 from penstock.ingest.schema import ColumnInfo
 
-__all__ = ["PROVENANCE_COLUMNS", "Block", "column_view", "columns_of", "contiguous", "numpy_arrays", "tensor_array"]
+__all__ = [
+    "PROVENANCE_COLUMNS",
+    "Block",
+    "column_view",
+    "columns_of",
+    "contiguous",
+    "numpy_arrays",
+    "rebatched",
+    "tensor_array",
+]
 
 
 PROVENANCE_COLUMNS = ("_file", "_row")
@@ -110,6 +119,26 @@ def column_view(array: pa.Array) -> np.ndarray | Variable | pa.Array:
     if not isinstance(array.type, pa.FixedShapeTensorType):
         return as_numbers(array)
     return as_numbers(array.storage.values).reshape(len(array), *array.type.shape)
+
+
+def rebatched(tables: Iterable[pa.Table], rows: int, most_bytes: int = 1 << 62) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of exactly `rows` (the last may be smaller), uncopied.
+
+    Such a table is cut where it would be of more than `most_bytes`; the one after it begins where it would have begun.
+    """
+    held: list[pa.Table] = []
+    held_bytes, left = 0, rows
+    for table in tables:
+        row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+        while table.num_rows:
+            take = min(left, max(1, (most_bytes - held_bytes) // row_bytes), table.num_rows)
+            held.append(table.slice(0, take))
+            table, left, held_bytes = table.slice(take), left - take, held_bytes + take * row_bytes
+            if not left or held_bytes + row_bytes > most_bytes:
+                yield pa.concat_tables(held)
+                held, held_bytes, left = [], 0, left or rows
+    if held:
+        yield pa.concat_tables(held)
 
 
 def numpy_arrays(columns: Mapping[str, pa.Array]) -> dict[str, np.ndarray]:

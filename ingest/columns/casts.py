@@ -15,12 +15,6 @@ import pyarrow.compute as pc
 __all__ = ["canonical_type", "cast_array", "first_bad_row", "fits_double", "is_list", "is_rounded", "is_text", "promote"]
 
 
-_NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
-
-_UNSIGNED_ORDER = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
-
-_FLOAT_ORDER = (pa.float16(), pa.float32(), pa.float64())
-
 _SURE_DIGITS = {53: 15, 24: 7, 11: 3}
 """Bits of a float's integers -> digits: it holds every integer of so many."""
 
@@ -71,18 +65,14 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
         return second
     if pa.types.is_null(second):
         return first
+    if any(test(first) and test(second) for test in _WIDENED):
+        return _wider(first, second)
     if _is_number(first) and _is_number(second):
-        return _wider_number(first, second)
+        if pa.types.is_floating(first) or pa.types.is_floating(second):
+            return pa.float64()
+        return None if pa.uint64() in (first, second) else pa.int64()
     if _is_time_point(first) and _is_time_point(second):
         return _finer_time(first, second)
-    if pa.types.is_decimal(first) and pa.types.is_decimal(second):
-        return _wider_decimal(first, second)
-    for test in (pa.types.is_duration, pa.types.is_time):
-        if test(first) and test(second):
-            return _finer_span(first, second)
-    for test, wide in ((is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
-        if test(first) and test(second):
-            return wide
     if pa.types.is_struct(first) and pa.types.is_struct(second):
         return _joined_struct(first, second)
     if is_list(first) and is_list(second):
@@ -99,13 +89,13 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _wider_number(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    for order in (_NUMBER_ORDER, _UNSIGNED_ORDER, _FLOAT_ORDER):
-        if first in order and second in order:
-            return max(first, second, key=order.index)
-    if first in _FLOAT_ORDER or second in _FLOAT_ORDER:
-        return pa.float64()
-    return None if pa.uint64() in (first, second) else pa.int64()
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of two types of one family; None if there is none, of decimals with many digits."""
+    both = [pa.schema([("", kind)]) for kind in (first, second)]
+    try:
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
 
 
 def _finer_time(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
@@ -117,22 +107,6 @@ def _finer_time(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
         return None  # a time without zone is not a moment
     unit = max((kind.unit for kind in stamps), key=_UNIT_ORDER.index)
     return pa.timestamp(unit, stamps[0].tz if len(zones) == 1 else "UTC")
-
-
-def _finer_span(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    unit = max(first.unit, second.unit, key=_UNIT_ORDER.index)
-    if pa.types.is_duration(first):
-        return pa.duration(unit)
-    return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
-
-
-def _wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the decimal type with as many digits before the point as the one, and after it as the other."""
-    scale = max(first.scale, second.scale)
-    digits = max(kind.precision - kind.scale for kind in (first, second)) + scale
-    if min(first.scale, second.scale) < 0 or digits > 76:
-        return None
-    return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
 
 
 def _joined_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
@@ -147,7 +121,7 @@ def _joined_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | Non
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return kind in _NUMBER_ORDER or kind in _UNSIGNED_ORDER or kind in _FLOAT_ORDER
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _is_time_point(kind: pa.DataType) -> bool:
@@ -166,6 +140,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Whether it is a list, whichever size its rows have."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+_WIDENED = (
+    *(pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating, pa.types.is_decimal),
+    *(pa.types.is_duration, pa.types.is_time, is_text, _is_bytes),
+)
+"""Families of types within which the wider of two holds the values of both."""
 
 
 def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:

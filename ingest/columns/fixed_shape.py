@@ -193,7 +193,7 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         if pc.any(pc.greater_equal(pc.abs(pc.subtract(seconds.cast(pa.float64()), exact)), 1)).as_py():
             raise pa.ArrowInvalid(f"{kind} is off by a second or more")
         return seconds
-    if is_number(kind) and _is_span(array.type):
+    if is_number(kind) and (pa.types.is_duration(array.type) or pa.types.is_time(array.type)):
         whole = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
         seconds = pc.divide(_in_microseconds(array, whole).cast(pa.float64(), safe=False), 1e6)
         return seconds.cast(kind, safe=pa.types.is_integer(kind))
@@ -207,10 +207,6 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _in_microseconds(times: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast to microseconds: finer parts are cut off; a time beyond 64 bits is an error, as it would become another one."""
     return times.cast(options=pc.CastOptions(kind, allow_time_truncate=True)).cast(pa.int64())
-
-
-def _is_span(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
 def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
@@ -231,8 +227,6 @@ def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
         advice = f"decode_image: {{column: {column}}} if it holds images"
     elif pa.types.is_struct(kind):
         advice = f"flatten: {{columns: [{column}]}} makes columns of its fields"
-    elif is_list(kind) and is_text(kind.value_type):
-        advice = f"hashing: {{columns: [{column}], buckets: 64}} counts its words by their hash"
     else:
         advice = "make numbers of it"
     return DataError(

@@ -25,7 +25,6 @@ __all__ = [
     "ImageMode",
     "decode_image",
     "holds_images",
-    "jpeg_size",
     "pixel_bytes",
     "upright",
 ]
@@ -43,8 +42,8 @@ Fit = Literal["resize", "crop", "pad"]
 _MASK_MODES = ("1", "L", "P")
 """Pillow's modes whose pixels are one number of 8 bits at most: a palette's index, where there is a palette."""
 
-_PNG_COLOUR_AT = 25
-"""Where a PNG says whether it is grey (0), behind the number of bits of a channel."""
+_PNG_BITS_AT, _PNG_COLOUR_AT = 24, 25
+"""Where a PNG has the number of bits of a channel, and whether it is grey (0)."""
 
 _TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
 """Tags of a TIFF: the bits of each channel; whether 0 is white (0) or black (1)."""
@@ -54,11 +53,10 @@ _SHRINK_FROM = 2
 coefficients left out would show in no pixel, and a camera's picture takes a sixteenth of the time and memory."""
 
 _JPEG = b"\xff\xd8\xff"
-
-_SCAN = b"\xda"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 _SAYS_HOW_IT_LIES = (b"Exif", b"Orientation")
-"""Words that a JPEG holds which may have to be turned."""
+"""Words that a JPEG holds which may have to be turned; by chance among the pixels they only cost time."""
 
 _PLAIN_COLORS = {"RGB": "YCbCr", "L": "Gray"}
 """What a JPEG holds that needs no other conversion than its own."""
@@ -68,9 +66,6 @@ _MANY_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 
 DEEP_MODES = ("I", "F")
 """Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
-
-_PNG_BITS_AT = 24
-"""Where a PNG holds the number of bits of a channel."""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -117,7 +112,8 @@ def decode_image(
         fit: `resize` to the size whatever the proportions; or keep these, and `crop` what is too much on two sides, or `pad`
             what lacks with zeros.
         out: uint8 of the shape that comes of `size` and `mode`, which is filled and returned in place of a new array.
-        is_whole: whether the file was decoded before; else a JPEG whose data end early is refused, which Pillow passes over.
+        is_whole: whether the file was decoded before; else a JPEG whose data end early is refused, and a PNG whose checksums
+            are wrong or whose end mark lacks: Pillow decodes both.
 
     Raises:
         DeepImage: its pixels have more than 8 bits a channel, or are floats, and no range is given for them.
@@ -130,6 +126,7 @@ def decode_image(
             _refuse_stack(image)
             if not is_whole:
                 _refuse_cut_jpeg(content)
+                _refuse_broken_png(content)
             if mode == "mask":
                 classes = Image.fromarray(_mask_numbers(image, content))
                 return _put(np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST)), out)
@@ -180,6 +177,16 @@ def _refuse_cut_jpeg(content: bytes | memoryview) -> None:
                 raise OSError(str(error)) from error
 
 
+def _refuse_broken_png(content: bytes | memoryview) -> None:
+    """Raise OSError for a PNG with a wrong checksum or without its end mark; bytes after that mark change nothing."""
+    if content[: len(_PNG)] == _PNG:
+        try:
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+                image.verify()
+        except (OSError, SyntaxError) as error:
+            raise OSError(f"the PNG is damaged or ends early: {error}") from error
+
+
 def _mask_numbers(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.ndarray:
     """Return the numbers in a mask's file, upright: uint8 [height, width]. Pillow scales those of few bits, and inverts some.
 
@@ -191,7 +198,7 @@ def _mask_numbers(image: ImageFile.ImageFile, content: bytes | memoryview) -> np
     tags: Any = getattr(image, "tag_v2", {})
     inverted = tags.get(_TIFF_PHOTOMETRIC) == 0 and image.mode != "P"
     is_grey_png = image.format == "PNG" and content[_PNG_COLOUR_AT] == 0
-    bits = content[_PNG_COLOUR_AT - 1] if is_grey_png else tags.get(_TIFF_BITS, (8,))[0] if image.mode == "L" else 8
+    bits = content[_PNG_BITS_AT] if is_grey_png else tags.get(_TIFF_BITS, (8,))[0] if image.mode == "L" else 8
     white = 1 if image.mode == "1" else 255
     values = np.asarray(upright(image)).astype(np.uint8)
     values = white - values if inverted else values
@@ -213,8 +220,7 @@ def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode:
     data = bytes(content)
     if not data.startswith(_JPEG):
         return None
-    head = _before_the_picture(data)
-    if any(word in head for word in _SAYS_HOW_IT_LIES):
+    if any(word in data for word in _SAYS_HOW_IT_LIES):
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -227,31 +233,8 @@ def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode:
     return pixels
 
 
-def _before_the_picture(data: bytes) -> bytes:
-    """Return the segments of a JPEG before its first scan, which hold its orientation; all of it if they are broken."""
-    at = len(_JPEG) - 1
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xff":  # which fills a gap
-        if data[at + 1 : at + 2] == _SCAN:
-            return data[:at]
-        at += 2 + int.from_bytes(data[at + 2 : at + 4])
-    return data
-
-
-def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
-    """Return (height, width) of a JPEG in pixels, from its header; None for other files, or without a header."""
-    if bytes(content[: len(_JPEG)]) != _JPEG:
-        return None
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(bytes(content))
-    except ValueError:
-        return None
-    return int(height), int(width)
-
-
 def pixel_bytes(content: bytes | memoryview) -> int:
     """Return bytes that the first picture of a file takes while it is decoded, by its header; 0 if the format is unknown."""
-    if (size := jpeg_size(content)) is not None:
-        return 4 * size[0] * size[1]
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             return 4 * image.width * image.height * (_DEEP_TIMES if _is_deep(image, content) else 1)

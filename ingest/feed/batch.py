@@ -7,9 +7,9 @@ of the batch's rows put in the order of their lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict, get_args
+from typing import Literal, NamedTuple, Required, TypedDict, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.errors import SpecError
-from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.lanes import lanes_of
 from penstock.ingest.shuffle.row_generator import RowGenerator
 
-__all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "ShareArguments", "own_positions", "share"]
+__all__ = ["Augment", "Batch", "FeedShare", "LastBatch", "ShareArguments", "own_positions", "share"]
 
 
 LastBatch = Literal["keep", "drop", "fill"]
@@ -50,33 +49,6 @@ class Batch(NamedTuple):
     """Columns that are not numbers, which stay on the CPU."""
 
 
-class Feed(Protocol):
-    """The interface of all feeds: cached, in memory, or streamed."""
-
-    @property
-    def schema(self) -> FeedSchema:
-        """Columns of the batches."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of an epoch over all ranks: those of the split, unless rows are sampled."""
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
-
-    def augment_with(self, augment: Augment, seed: int) -> None:
-        """Change every batch read from now on."""
-
-    def deliver_to(self, device: torch.device | str) -> None:
-        """Put every batch read from now on on a device."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batch yielded last, as JSON values."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Load a saved state; returns (epoch, position) to pass to `batches`."""
-
-
 class ShareArguments(TypedDict, total=False):
     """Keyword arguments of the fields of `FeedShare`."""
 
@@ -85,6 +57,7 @@ class ShareArguments(TypedDict, total=False):
     world_size: int
     prefetch: int
     last: LastBatch
+    lanes: int
 
 
 class FeedShare(NamedTuple):

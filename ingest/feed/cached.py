@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_positions
-from penstock.ingest.feed.cursor import FeedCursor
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.feed.mapped_shards import ShardPlaces, shard_rows
@@ -36,7 +36,6 @@ __all__ = [
     "gathered",
     "make_pools",
     "open_cached_feed",
-    "open_parts",
     "select_columns",
     "shards_in",
 ]
@@ -56,15 +55,30 @@ IdsAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 """(epoch, ascending positions) -> row ids."""
 
 
-class CachedFeed(FeedCursor):
-    """Reads rows by their ids from mapped shards or blocks in memory. Runs in a training worker."""
+class CachedFeed(Feed):
+    """Reads rows by their ids from mapped shards or blocks in memory. Runs in a training worker.
 
-    def __init__(self, schema: FeedSchema, split: Split, content: str, rows: RowGather, order: Order, part: FeedShare) -> None:
+    An epoch can be read again, also from another position and at the same time.
+    """
+
+    only_copies = True
+
+    def __init__(
+        self,
+        schema: FeedSchema,
+        split: Split,
+        content: str,
+        rows: RowGather,
+        order: Order,
+        part: FeedShare,
+        *,
+        is_pending: bool = False,
+    ) -> None:
         if order.rows != rows.num_rows:
             raise ValueError(f"the order is for {order.rows} rows, the {split} split has {rows.num_rows}")
         part = part._replace(lanes=order.lanes)
         super().__init__(schema, split, content, order, part)
-        self._rows = rows
+        self._rows, self._is_pending = rows, is_pending
         self._ids_at = order.ids_at
         if order.sample is not None:
             check_column(order.sample, schema.columns)
@@ -89,22 +103,14 @@ class CachedFeed(FeedCursor):
             "a feed holds open files and threads and cannot be pickled: call open_feed in the process that reads it"
         )
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch from position `start` on.
-
-        A thread gathers ahead once that saves time; closing or dropping the iterator stops it. An epoch can be read again, also
-        from another position and at the same time.
-        """
-        self._check_start(epoch, start)
-        yield from self._read_ahead(epoch, self._groups(epoch, start), only_copies=True)
-
     def deliver_to(self, device: torch.device | str) -> None:
         """Put every batch read from now on on `device`; for a GPU, gather rows into pinned memory."""
         super().deliver_to(device)
         self._rows.pin_memory(torch.device(device).type == "cuda")
 
     def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
-        at_once = batches_at_once(self.part, self._rows.row_bytes)
+        # A batch must not wait for the rows of the next ones while these are prepared.
+        at_once = 1 if self._is_pending and epoch == 0 else batches_at_once(self.part, self._rows.row_bytes)
         announced = start if self._rows.ahead_rows else self.num_rows
         for planned in self._cuts(epoch, start, at_once):
             own = own_positions(self.part, planned)
@@ -205,46 +211,33 @@ def _filled_ids(ids_at: IdsAt, epoch_rows: int, lanes: int, epoch: int, position
 
 
 def open_cached_feed(
-    storage: Storage,
-    manifest: DatasetManifest,
+    parts: Sequence[tuple[Storage, DatasetManifest]],
     split: Split,
     *,
     order: Order,
     columns: Sequence[str] | None = None,
     **share: Unpack[ShareArguments],
 ) -> CachedFeed:
-    """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
+    """Open one split of one or several cached datasets for one rank; rows of several are numbered through.
+
+    Shards of a remote storage are fetched into the node's cache.
 
     Args:
         columns: only these; None reads all. Provenance columns are never gathered.
         share: fields of `FeedShare`.
 
     Raises:
-        DataError: the split does not exist, or a local shard is missing or has another size than in the manifest.
+        DataError: the split does not exist, a local shard is missing or has another size than in the manifest, or the datasets'
+            columns or classes differ.
         PreflightError: a global order needs more bytes than the node's cache may hold.
         ValueError: the order is for another number of rows, or the rank is outside the world.
     """
-    return open_parts([(storage, manifest)], split, order=order, part=FeedShare(**share), columns=columns)
-
-
-def open_parts(
-    parts: Sequence[tuple[Storage, DatasetManifest]],
-    split: Split,
-    *,
-    order: Order,
-    part: FeedShare,
-    columns: Sequence[str] | None = None,
-) -> CachedFeed:
-    """Open one split of one or several datasets, whose rows are numbered through. See `open_cached_feed`.
-
-    Raises:
-        DataError: also if the datasets' columns or classes differ.
-    """
-    places = shards_in(parts, split)
+    places, part = shards_in(parts, split), FeedShare(**share)
     schema = _common_schema([select_columns(manifest.feed_schema, columns) for _, manifest in parts])
     order = order.of_shards(places.rows)
     rows = shard_rows(places, schema.columns, order, part.rank, part.world_size)
-    return CachedFeed(schema, split, digest_of([shards.content for _, shards in places.parts]), rows, order, part)
+    content, is_pending = digest_of([shards.content for _, shards in places.parts]), places[0][1].is_pending
+    return CachedFeed(schema, split, content, rows, order, part, is_pending=is_pending)
 
 
 def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> ShardPlaces:

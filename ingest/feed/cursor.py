@@ -1,4 +1,4 @@
-"""At which position is a feed, and which saved states may it continue?
+"""What is a feed, at which position is it, and which saved states may it continue?
 
 A feed's state is (epoch, rows consumed by all ranks) and a description of the data. The number of ranks is not part of it.
 """
@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from penstock.config import Section
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Augment, Batch, FeedShare
-from penstock.ingest.feed.delivery import Arrival, Delivery
+from penstock.ingest.feed.delivery import Delivery, wait_for
 from penstock.ingest.feed.lists import packed_problem
 from penstock.ingest.feed.read_ahead import ahead
 from penstock.ingest.phases import phase
@@ -25,7 +25,7 @@ from penstock.ingest.schema import FeedSchema, Split
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.shuffle.row_generator import RowGenerator
 
-__all__ = ["FeedCursor", "FeedState", "check_augmented"]
+__all__ = ["Feed", "FeedState", "check_augmented"]
 
 
 class FeedState(Section):
@@ -50,8 +50,11 @@ class FeedState(Section):
     """None without augmentation."""
 
 
-class FeedCursor:
-    """Base of all feeds: position, saved states, augmentation, delivery and reading ahead."""
+class Feed:
+    """Base of all feeds, cached, in memory or streamed: position, saved states, augmentation, delivery and reading ahead."""
+
+    only_copies = False
+    """Whether a group of batches is only copied rows, which may not be worth a thread."""
 
     def __init__(self, schema: FeedSchema, split: Split, content: str, order: Order, part: FeedShare) -> None:
         self.schema = schema
@@ -72,6 +75,22 @@ class FeedCursor:
         """Rows of an epoch, all ranks together."""
         return self._state.rows
 
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end.
+
+        A thread gathers ahead if that saves time; closing or dropping the iterator stops it.
+
+        Raises:
+            DataError: a stream has other rows than the order.
+        """
+        self._check_start(epoch, start)
+        if start < self.num_rows:
+            yield from self._read_ahead(epoch, self._groups(epoch, start))
+
+    def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
+        """Make batches from position `start` on, some at a time."""
+        raise NotImplementedError(f"{type(self).__name__} has no `_groups`")
+
     def augment_with(self, augment: Augment, seed: int) -> None:
         """Change every batch read from now on, in the thread that reads ahead. `augment` keeps the number and order of rows.
 
@@ -85,7 +104,7 @@ class FeedCursor:
     def deliver_to(self, device: torch.device | str) -> None:
         """Put every batch read from now on on `device`, after augmentation. Raises SpecError if it does not exist."""
         delivery = Delivery(device)
-        self._delivery = None if delivery.does_nothing else delivery
+        self._delivery = None if delivery.device.type == "cpu" else delivery
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batch yielded last (or the loaded one), as JSON values, without rows read ahead."""
@@ -122,20 +141,16 @@ class FeedCursor:
         self._at = saved.epoch, saved.position
         return self._at
 
-    def _read_ahead(self, epoch: int, groups: Generator[list[Batch]], *, only_copies: bool) -> Iterator[Batch]:
-        """Make groups of batches ahead in a thread; the position follows the yielded batches.
-
-        Args:
-            only_copies: a group is only copied rows, which may not be worth a thread.
-        """
-        once_it_pays = only_copies and self._augment is None and self._delivery is None
+    def _read_ahead(self, epoch: int, groups: Generator[list[Batch]]) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread; the position follows the yielded batches."""
+        once_it_pays = self.only_copies and self._augment is None and self._delivery is None
         if self._augment is not None:
             groups = self._augmented_groups(epoch, groups)
         with closing(ahead(self._delivered(groups), self.part.prefetch, once_it_pays=once_it_pays)) as ready:
-            for group, arrival in ready:
+            for group, copies in ready:
                 for batch in group:
-                    if arrival is not None:
-                        arrival.wait(batch.columns.values())
+                    if copies is not None:
+                        wait_for(copies, batch.columns.values())
                     self._at = epoch, batch.position
                     yield batch
 
@@ -146,7 +161,7 @@ class FeedCursor:
                 for batch in group:
                     yield [self._augmented(epoch, batch)]
 
-    def _delivered(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], Arrival | None]]:
+    def _delivered(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], torch.cuda.Event | None]]:
         """Start the copies of each group to the device."""
         with closing(groups):
             for group in groups:
@@ -154,8 +169,8 @@ class FeedCursor:
                     yield group, None
                 else:
                     with phase("copy"):
-                        columns, arrival = self._delivery.send([batch.columns for batch in group])
-                    yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
+                        columns, copies = self._delivery.send([batch.columns for batch in group])
+                    yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], copies
 
     def _augmented(self, epoch: int, batch: Batch) -> Batch:
         if self._augment is None or not batch.rows:

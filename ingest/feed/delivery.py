@@ -14,26 +14,16 @@ from torch import Tensor
 
 from penstock.errors import SpecError
 
-__all__ = ["Arrival", "Delivery"]
+__all__ = ["Delivery", "wait_for"]
 
 
-class Arrival:
-    """A group of batches whose copies to a GPU were started."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self, columns: Iterable[Tensor]) -> None:
-        """Make the current stream wait for the copies; the calling thread does not wait.
-
-        Args:
-            columns: of the batch that is taken.
-        """
-        for column in columns:
-            stream = torch.cuda.current_stream(column.device)
-            stream.wait_event(self._event)
-            # The copying stream allocated the memory: it must not be reused before this stream is done with it.
-            column.record_stream(stream)
+def wait_for(copies: torch.cuda.Event, columns: Iterable[Tensor]) -> None:
+    """Make the current stream wait for the copies of a batch's columns; the calling thread does not wait."""
+    for column in columns:
+        stream = torch.cuda.current_stream(column.device)
+        stream.wait_event(copies)
+        # The copying stream allocated the memory: it must not be reused before this stream is done with it.
+        column.record_stream(stream)
 
 
 class Delivery:
@@ -47,20 +37,15 @@ class Delivery:
         self.device = _existing(device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    @property
-    def does_nothing(self) -> bool:
-        """Whether batches stay unchanged."""
-        return self.device.type == "cpu"
-
-    def send(self, batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tensor]], Arrival | None]:
-        """Start the copies of some batches, in the thread that reads ahead. The second result is None if none is needed."""
+    def send(self, batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tensor]], torch.cuda.Event | None]:
+        """Start the copies of some batches, in the thread that reads ahead. The event is None if nothing must be waited for."""
         if self._stream is None:
             return [self._copied(columns) for columns in batches], None
         if any(column.is_cuda for columns in batches for column in columns.values()):
             # An augmentation worked on the GPU. Otherwise do not wait: the current stream is the one that trains.
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            return [self._copied(columns) for columns in batches], Arrival(self._stream.record_event())
+            return [self._copied(columns) for columns in batches], self._stream.record_event()
 
     def as_current_device(self) -> AbstractContextManager[object]:
         """Make "cuda" mean this device in the block: a new thread begins with the first GPU."""

@@ -157,11 +157,13 @@ class RowGather:
 
     def take_arrow(self, ids: NDArray[np.int64]) -> dict[str, pa.Array]:
         """Copy the columns that are not numbers of rows `ids`."""
+        if not self._arrow:
+            return {}
         taken: dict[str, list[pa.Array]] = {column.name: [] for column in self._arrow}
         with self._lock, phase("gather"):
             blocks = self._block_of(ids)
             by_block = np.argsort(blocks, kind="stable")
-            for rows in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block])) + 1) if taken and len(ids) else ():
+            for rows in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block])) + 1) if len(ids) else ():
                 index = int(blocks[rows[0]])
                 views: Any = self._block(index)
                 local = pa.array(ids[rows] - self._starts[index])
@@ -181,8 +183,13 @@ class RowGather:
     def close_before(self, before: int) -> None:
         """Close the blocks whose rows are all before row `before`."""
         with self._lock:
-            for index in [index for index in self._opened if self._ends[index] <= before]:
-                del self._opened[index]
+            self.close([index for index in self._opened if self._ends[index] <= before])
+
+    def close(self, blocks: Iterable[int]) -> None:
+        """Close those of some blocks that are open."""
+        with self._lock:
+            for index in blocks:
+                self._opened.pop(index, None)
 
     def _places(self, column: ColumnInfo, ids: NDArray[np.int64]) -> Places:
         blocks = self._block_of(ids)

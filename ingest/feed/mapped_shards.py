@@ -74,10 +74,6 @@ class ShardPlaces:
         storage, shards = self.parts[part]
         return storage, shards[index - int(self._ends[part])]  # counted from the end of its dataset
 
-    def of_local(self) -> NDArray[np.bool_]:
-        """Tell of each shard whether its storage is local: bool [shards]."""
-        return np.repeat([storage.is_local for storage, _ in self.parts], [len(shards) for _, shards in self.parts])
-
 
 def shard_rows(
     places: ShardPlaces,
@@ -93,14 +89,16 @@ def shard_rows(
         PreflightError: the order needs all shards at once, and the node's cache cannot hold them, or the process may not open
             so many files.
     """
-    rows, is_local = places.rows, places.of_local()
+    rows = places.rows
+    is_local = np.repeat([storage.is_local for storage, _ in places.parts], [len(shards) for _, shards in places.parts])
     blocks = ShardBlocks(places, columns)
     own, on_node = (np.arange(len(places)),) * 2
     if order.lanes > 1:
         own = order.lane_rows.shards_of(*lanes_of(rank, world_size, order.lanes))
         on_node = order.lane_rows.shards_of(*_node_lanes(order, rank, world_size))
     for index in own[is_local[own]].tolist():
-        hold_shard(*places[index])
+        if not places[index][1].is_pending:
+            hold_shard(*places[index])
     lists = any(column.varies for column in columns)
     all_bytes, all_rows = int(places.size_bytes.sum()), max(1, int(rows.sum()))
     list_bytes = all_bytes // all_rows if lists else 0
@@ -132,7 +130,7 @@ def shard_rows(
             )
         # Each rank begins with another shard: together the ranks of a node fetch every shard once.
         first = rank * len(own) // world_size
-        blocks.fetch(np.roll(own, -first).tolist())
+        blocks.fetcher.want(np.roll(own, -first).tolist(), reset=True)
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     if order.mode == "windowed" or order.by_length is not None:  # a step may hold rows of a whole pool
         ahead_rows, ahead_bytes, open_bytes = order.window_rows or SHARDS_AHEAD * most_rows, budget // 4, budget // 2
@@ -153,8 +151,8 @@ def shard_rows(
         ahead_bytes, open_bytes = SHARDS_AHEAD * most_bytes, SHARDS_OPEN * most_bytes
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
     return RowGather(
-        columns, rows, blocks, sizes,
-        max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes, beyond_memory=beyond,
+        columns, rows, blocks, sizes, max_open_bytes=open_bytes, fetch=blocks.fetcher.want,
+        ahead_rows=ahead_rows, list_bytes=list_bytes, beyond_memory=beyond,
     )  # fmt: skip
 
 
@@ -202,6 +200,9 @@ class ShardBlocks:
 
     Args:
         max_ahead_bytes: most bytes of shards that are fetched and not yet opened; None for no limit.
+
+    Attributes:
+        fetcher: fetches shards ahead; its errors are raised when the shard is opened.
     """
 
     def __init__(
@@ -212,15 +213,7 @@ class ShardBlocks:
     ) -> None:
         self._places = places
         self._columns = tuple(columns)
-        self._fetcher = _Fetcher(places, max_ahead_bytes)
-
-    def fetch(self, indices: Iterable[int], reset: bool = True) -> None:
-        """Start to fetch shards in this order, as far as the cache has room. Errors are raised when the shard is opened.
-
-        Args:
-            reset: discard earlier requests.
-        """
-        self._fetcher.want(indices, reset)
+        self.fetcher = _Fetcher(places, max_ahead_bytes)
 
     def __call__(self, index: int) -> dict[str, np.ndarray | Variable]:
         """Open shard `index` as arrays [rows, *shape], or `Variable`, by column name.
@@ -232,7 +225,7 @@ class ShardBlocks:
         storage, shard = self._places[index]
         began_s = time.perf_counter()
         with phase("fetch"):
-            held = self._fetcher.take(index)
+            held = self.fetcher.take(index)
         if not storage.is_local:
             count_fetched(wait_s=time.perf_counter() - began_s)
         with phase("read"):
@@ -267,7 +260,7 @@ class _Fetcher:
         weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
 
     def want(self, indices: Iterable[int], reset: bool) -> None:
-        """Fetch these after the earlier requests, or instead of them."""
+        """Fetch these in order, as far as the cache has room; with `reset` instead of the earlier requests, else after."""
         with self._lock:
             if reset:
                 self._cancel()

@@ -25,6 +25,7 @@ from typing import IO
 
 from penstock.digest import file_digest
 from penstock.errors import PenstockError, PreflightError, ServiceError, ShardError
+from penstock.ingest.feed.pending import await_shard
 from penstock.ingest.files.content_digests import content_digests, remember_digests
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.phases import count_fetched
@@ -57,13 +58,16 @@ class LocalShard:
 
 
 def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
-    """Hold `shard` on this machine; fetch it into the node's cache if needed.
+    """Hold `shard` on this machine; wait until it is made, and fetch it into the node's cache, if needed.
 
     Raises:
+        DataError: it was made otherwise than expected (penstock.ingest.feed.pending).
         ShardError: the shard is missing, has another size than in the manifest, or another content after a fetch.
         ServiceError: the storage does not deliver it.
         PreflightError: the cache has no room beside the shards that are being read.
     """
+    if shard.is_pending:
+        shard = await_shard(storage, shard)
     if not storage.is_local:
         return NodeCache().hold(storage, shard)
     path = storage.local_path(shard.path)
@@ -87,6 +91,7 @@ class NodeCache:
 
     def __init__(self, folder: Path | None = None, budget_bytes: int | None = None) -> None:
         self.folder = folder or cache_folder()
+        self._parts, self._record = self.folder / "parts", self.folder / "bytes"
         self._budget = configured_budget() if budget_bytes is None else budget_bytes
 
     @property
@@ -175,14 +180,6 @@ class NodeCache:
             fcntl.flock(lock, fcntl.LOCK_SH)
             self._record.write_text(str(used + shard.size_bytes))
             return part, lock
-
-    @property
-    def _parts(self) -> Path:
-        return self.folder / "parts"
-
-    @property
-    def _record(self) -> Path:
-        return self.folder / "bytes"
 
     def _fits(self, size: int, used: int) -> bool:
         return size <= min(self._budget_of(used) - used, shutil.disk_usage(self.folder).free - self._unwritten())

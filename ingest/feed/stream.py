@@ -4,7 +4,8 @@
 and the process that put them there. After a restart of the driver they are prepared again, and a state continues if the content
 is equal.
 
-`StreamFeed` (`cache: none`) prepares the rows in Ray tasks, once per epoch (`penstock.ingest.feed.stream_tasks`):
+`StreamFeed` (`cache: none`, in one lane; for several see ingest/feed/stream_lanes.py) prepares the rows in Ray tasks, once per
+epoch (`penstock.ingest.feed.stream_tasks`):
 - If preparing is deterministic, every row comes once per epoch over all ranks, in one order for every world size.
 - All ranks read one stream: a row is prepared once, and each rank keeps its share of it.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; steps by length also hold two pools.
@@ -15,7 +16,7 @@ is equal.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Unpack
 
@@ -25,7 +26,7 @@ import ray
 from numpy.typing import NDArray
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.columns.arrays import Block, column_view, columns_of, contiguous
+from penstock.ingest.columns.arrays import Block, column_view, columns_of, contiguous, rebatched
 from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_positions
 from penstock.ingest.feed.cached import (
     CachedFeed,
@@ -34,7 +35,7 @@ from penstock.ingest.feed.cached import (
     make_pools,
     select_columns,
 )
-from penstock.ingest.feed.cursor import FeedCursor
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.phases import phase
@@ -76,7 +77,7 @@ class MemoryFeed(CachedFeed):
         super().__init__(schema, dataset.split, dataset.content, rows, order, FeedShare(**share))
 
 
-class StreamFeed(FeedCursor):
+class StreamFeed(Feed):
     """Reads rows that are prepared again every epoch. See the module's docstring for its promises and their limits.
 
     Args:
@@ -120,17 +121,7 @@ class StreamFeed(FeedCursor):
             self._group_batches = min(self._group_batches, UNSHUFFLED_BATCHES)
         self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows * self._group_batches
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch from position `start` on.
-
-        Raises:
-            DataError: the stream has another number of rows than the order.
-        """
-        self._check_start(epoch, start)
-        if start < self.num_rows:
-            yield from self._read_ahead(epoch, self._batches(epoch, start), only_copies=False)
-
-    def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
+    def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
         """Gather the batches that end in one window together: the next window may take long."""
         batch_rows, sizes = self.part.batch_rows, [self._window_rows] * (self.num_rows // self._window_rows)
         pool_rows = batch_rows * self.order.by_length.pool_batches if self.order.by_length is not None else 1
@@ -164,7 +155,7 @@ class StreamFeed(FeedCursor):
     def _windows(self, epoch: int, number: int) -> Generator[pa.Table]:
         """Cut the rows of an epoch into windows, counted from its first row, from window `number` on."""
         first = number * self._window_rows
-        for window in _regrouped(self._tables(epoch, first), self._window_rows):
+        for window in rebatched(self._tables(epoch, first), self._window_rows):
             missing = self.num_rows - first
             if window.num_rows > missing:
                 raise self._wrong_rows(f"more than {self.num_rows}")
@@ -219,19 +210,3 @@ def select_prepared(table: pa.Table, columns: Sequence[ColumnInfo]) -> pa.Table:
         if stored[column.name] != column:
             raise DataError(f"prepared rows have a column {stored[column.name]}, the schema has {column}")
     return pa.table({column.name: table.column(column.name) for column in columns})
-
-
-def _regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Cut a stream of tables into tables of exactly `rows` rows (the last may be shorter)."""
-    held: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        taken = 0
-        while taken < table.num_rows:
-            held.append(table.slice(taken, rows - count))
-            taken, count = taken + held[-1].num_rows, count + held[-1].num_rows
-            if count == rows:
-                yield pa.concat_tables(held)
-                held, count = [], 0
-    if count:
-        yield pa.concat_tables(held)

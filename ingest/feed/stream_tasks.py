@@ -1,8 +1,8 @@
 """How are the rows of a stream prepared (`cache: none`)? In Ray tasks, ahead of need, each row once for all ranks.
 
-One task prepares one unit. Tasks run ahead of the reader until the tables that wait take `AHEAD_SHARE` of the object store.
-Each of them keeps its CPUs while it waits for its reader, so a stream runs at most `tasks` of them: otherwise the tasks of one
-stream could hold all CPUs while the ranks wait for another one (`streams_cpus`).
+One task prepares one unit. In one lane, tasks run ahead of the reader until the tables that wait take `AHEAD_SHARE` of the
+object store. Each of them keeps its CPUs while it waits for its reader, so a stream runs at most `tasks` of them: otherwise the
+tasks of one stream could hold all CPUs while the ranks wait for another one (`streams_cpus`).
 
 With several ranks an actor beside the driver, `SharedStreams`, reads the tasks' results and hands each table to every rank; the
 tables themselves go from the node that made them to the nodes of the ranks. If a preparing node dies, Ray runs its tasks again:
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,13 +26,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.ingest.phases import phase
 from penstock.ingest.prepare import ANYWHERE, ClusterNode, PrepareSpec
-from penstock.ingest.ray_tasks import raising_the_original, ray_streams
+from penstock.ingest.ray_tasks import raising_the_original, ray_streams, ray_task, refuse_nowhere
 
-__all__ = ["STREAM_CPUS", "StreamTables", "share_streams", "stream_tasks", "streams_cpus"]
+__all__ = ["AHEAD_SHARE", "STREAM_CPUS", "StreamTables", "UnitStarter", "share_streams", "stream_tasks", "streams_cpus"]
 
 
 STREAM_CPUS = 0.25
@@ -67,6 +69,7 @@ class StreamTables:
         tables_of: returns a unit's prepared rows as tables of columns as in a shard, the same rows every time.
         rows: of each unit, if known: then reading begins with the unit that holds the wanted row.
         table_bytes: about the size of a table; it decides how many tables a task may make ahead.
+        unit_bytes: of each unit, for a stream with lanes; it decides how many units are prepared ahead.
         tasks: most tasks at a time; the order of rows does not depend on it.
         where: what a task takes, and on which nodes they run.
         epochs: read one after the other, if known: the tasks of the next one begin when all tables of one have been read.
@@ -77,6 +80,7 @@ class StreamTables:
     tables_of: Callable[[Any], Iterator[pa.Table]]
     rows: Sequence[int] = ()
     table_bytes: int = 16 << 20
+    unit_bytes: Sequence[int] = ()
     tasks: int = 1
     where: PrepareSpec = ANYWHERE
     epochs: int = 0
@@ -144,6 +148,8 @@ class SharedStreams:
 
     def __init__(self) -> None:
         self._streams: dict[tuple[str, int, int], _OneStream] = {}
+        self._units: dict[tuple[str, int, int, int], tuple[list[Any], set[int]]] = {}
+        self._starters: dict[str, UnitStarter] = {}
         self._lock = threading.Lock()
 
     def take(self, key: tuple[str, int, int], stream: Sequence[Any], rank: int, ranks: int, index: int) -> list[Any]:
@@ -167,6 +173,63 @@ class SharedStreams:
                     self._streams[key] = found = _OneStream(tables.references(key[2]))
             if (reference := found.take(index, rank, ranks)) is not None:
                 return reference
+
+    def unit(self, key: tuple[str, int, int, int], readers: int, rank: int, stream: Sequence[Any], at_once: int) -> list[Any]:
+        """Return the reference to the tables of a unit that several ranks read, in a list; the first of them starts the task.
+
+        Args:
+            key: name, epoch, first position and number of the unit.
+            readers: ranks that ask for it; then it is forgotten here, and lives as long as they keep it.
+            stream: the reference to its `StreamTables`.
+            at_once: most tasks that this process has started for the stream.
+        """
+        name, epoch, start, unit = key
+        with self._lock:
+            for other in [other for other in self._units if other[0] == name]:
+                # A rank may read the end of the epoch before, or begin the next one. The rest is of ranks started again.
+                if abs(other[1] - epoch) > 1 or (other[1] == epoch and other[2] != start):
+                    del self._units[other]
+            if name not in self._starters:
+                tables: StreamTables = ray.get(stream[0])
+                self._starters[name] = UnitStarter(tables, at_once)
+            if key not in self._units or _has_failed(self._units[key][0][1]):  # ranks started again get no old error
+                self._units[key] = self._starters[name].start(unit), set()
+            (found, _end), asked = self._units[key]
+            asked.add(rank)
+            if len(asked) >= readers:
+                del self._units[key]
+            return [found]
+
+
+class UnitStarter:
+    """Starts tasks that each prepare one unit of a stream, whole, and end; so many at once."""
+
+    def __init__(self, tables: StreamTables, at_once: int) -> None:
+        refuse_nowhere(tables.where, STREAM_CPUS)
+        self._tables, self._fn = tables, ray.put(tables.tables_of)
+        # The ends of the tasks started last: the next one waits for the first of them.
+        self._ends = deque[Any](maxlen=at_once)
+
+    def start(self, unit: int) -> list[Any]:
+        """Start to prepare a unit, and return references to the list of its tables, and to the task's end."""
+        # A finished end is not waited for: a task that waits for a failed one fails with its error.
+        after = [self._ends[0]] if len(self._ends) == self._ends.maxlen and not _is_finished(self._ends[0]) else []
+        started = ray_task(self._fn, self._tables.units[unit], *after, where=self._tables.where, cpus=STREAM_CPUS)
+        self._ends.append(started[1])
+        return started
+
+
+def _is_finished(end: Any) -> bool:
+    return bool(ray.wait([end], timeout=0)[0])
+
+
+def _has_failed(end: Any) -> bool:
+    try:
+        if _is_finished(end):
+            ray.get(end)
+    except RayError:
+        return True
+    return False
 
 
 class _OneStream:

@@ -46,7 +46,9 @@ def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[s
     # Object stores keep "folders" as empty objects, whose key ends with a slash, or is that of the files below without it.
     folders = {posixpath.dirname(full) for full in found}
     marks = {full for full in folders & found.keys() if not found[full]["size"]}
-    return root, {f: info for f, info in found.items() if not f.endswith("/") and info["type"] == "file" and f not in marks}
+    for full in [f for f, info in found.items() if f.endswith("/") or info["type"] != "file" or f in marks]:
+        del found[full]  # in place: there may be millions of others
+    return root, found
 
 
 def _is_folder_mark(fs: AbstractFileSystem, path: str) -> bool:

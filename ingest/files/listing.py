@@ -14,21 +14,23 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import GenericAlias
+from typing import Any, Literal, NamedTuple, cast
 from unicodedata import normalize
 from urllib.parse import unquote
 
 from fsspec.spec import AbstractFileSystem
+from pydantic import TypeAdapter
 
 from penstock.config import Section
 from penstock.digest import bytes_digest
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
-from penstock.ingest.files.opening import COMPRESSED, probe_endpoint
+from penstock.ingest.files.opening import COMPRESSED, STORE_REQUESTS, probe_endpoint
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.messages import capped, combine_errors, counted
@@ -39,12 +41,14 @@ __all__ = [
     "Cut",
     "Listing",
     "SourceFile",
+    "as_columns",
     "extension_of",
     "fingerprints",
     "fingerprints_of",
     "list_location",
     "list_source",
     "listing_problem",
+    "refuse_in_two_splits",
     "values_in_folders",
 ]
 
@@ -105,9 +109,6 @@ _OTHER_FORMATS = {
 }
 """Endings, and what to do with files that have them where another format is named."""
 
-_LOOKS = 16
-"""Folders looked at for a table's log at the same time."""
-
 _SPLITS_FILE = "dataset_dict.json"
 
 _MARKER_PATTERNS = (
@@ -165,9 +166,32 @@ class SourceFile(Section):
     folder_types: tuple[tuple[str, str], ...] = ()
     """Columns in the folders' names with their types as text, where a table declares them."""
 
+    @classmethod
+    def unchecked(cls, **fields: Any) -> SourceFile:
+        """Make a file of fields that are not checked, in half the memory of a checked one: there may be millions.
+
+        Fields that are set one by one, always in the same order, share one table of their names (PEP 412).
+        """
+        made, assign = cls.__new__(cls), object.__setattr__
+        for name, default in _DEFAULTS:
+            assign(made, name, fields.get(name, default))
+        assign(made, "__pydantic_fields_set__", _SET)
+        assign(made, "__pydantic_extra__", None)
+        assign(made, "__pydantic_private__", None)
+        return made
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> Iterator[SourceFile]:
+        """Make files of the values of their fields, which `as_columns` has listed. Raises ValidationError, KeyError."""
+        checked: dict[str, list[Any]] = {
+            name: TypeAdapter[Any](cast(Any, GenericAlias(list, cls.model_fields[name].annotation))).validate_python(values)
+            for name, values in columns.items()
+        }
+        return (cls.unchecked(**dict(zip(checked, values, strict=True))) for values in zip(*checked.values(), strict=True))
+
     def with_facts(self, **facts: Any) -> SourceFile:
         """Return a copy with other values of some fields, which are not checked."""
-        return self.model_construct(self.model_fields_set, **{**self.__dict__, **facts})
+        return self.unchecked(**{**self.__dict__, **facts})
 
     @property
     def content(self) -> str | None:
@@ -194,7 +218,16 @@ def values_in_folders(name: str) -> dict[str, str | None]:
     }
 
 
-_LISTED = {"uri", "name", "location", "size_bytes", "fingerprint"}
+_DEFAULTS = [(name, field.default) for name, field in SourceFile.model_fields.items()]
+
+_SET = {*SourceFile.model_fields}
+"""One set for all files."""
+
+
+def as_columns(files: Sequence[SourceFile]) -> dict[str, list[Any]]:
+    """List the values of each field that not all files have by default: a record of a million files is a third as large."""
+    columns = {name: [getattr(file, name) for file in files] for name, _ in _DEFAULTS}
+    return {name: columns[name] for name, default in _DEFAULTS if any(value != default for value in columns[name])}
 
 
 class Listing(NamedTuple):
@@ -250,7 +283,8 @@ def list_source(
             left_out += found.left_out
     if problems:
         raise combine_errors(problems, f"{len(problems)} locations of the section data cannot be read")
-    _refuse_shared_files(files)
+    if len({file.location for file in files}) > 1:
+        refuse_in_two_splits((os.path.realpath(file.uri) if is_local(file.uri) else file.uri, file) for file in files)
     return Listing(files, left_out)
 
 
@@ -282,28 +316,25 @@ def list_location(
     probe_endpoint(uri)
     try:
         fs, path = filesystem_of(uri)
-        root, found = find_files(fs, path)
-        names = {full: _name_below(root, full) for full in found}
+        root, wanted = find_files(fs, path)
         globbed = glob.has_magic(path)
-        fates = {full: _fate(name, extensions, globbed=globbed) for full, name in names.items()}
-        wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
+        fates = ((full, _fate(_name_below(root, full), extensions, globbed=globbed)) for full in wanted if full != path)
+        others = {full: fate for full, fate in fates if fate != "data"}
         whole = root == path.rstrip("/")  # a folder, whose files are all found; of others, logs may be beside the files found
-        folders = _folders_above([path] if whole else wanted)
-        _refuse_tables(called, uri, fs, [full for full in found if full != path], folders)
+        folders = _folders_above([path] if whole else (full for full in wanted if full not in others))
+        _refuse_tables(called, uri, fs, (full for full in wanted if full != path), folders)
+        _refuse_dataset_dicts(called, fs, [] if whole else [root], wanted)
+        for full in others:
+            del wanted[full]
         _refuse_uncommitted(called, fs, wanted)
-        _refuse_dataset_dicts(called, fs, [] if whole else [root], found)
         _refuse_dangling(wanted)
         prints = fingerprints(fs, wanted, by_content=is_local(uri))
-        left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
-        others = [] if wanted else sorted(found)
-        found.clear()  # of millions, a store's facts are dropped one by one as files are made of them
         files = [
-            SourceFile.model_construct(  # without the checks, and one set of names: there may be millions
-                _LISTED,
+            SourceFile.unchecked(
                 uri=full if is_local(uri) else "::".join([fs.unstrip_protocol(full), *behind]),
-                name=names[full],
+                name=_name_below(root, full),
                 location=split,
-                size_bytes=int(wanted.pop(full)["size"] or 0),
+                size_bytes=int(wanted.pop(full)["size"] or 0),  # of millions, a store's facts are dropped one by one
                 fingerprint=fingerprint,
             )
             for full, fingerprint in zip([*wanted], prints, strict=True)
@@ -313,7 +344,7 @@ def list_location(
     except Exception as error:  # every store has errors of its own
         raise listing_problem(called, uri, error) from error
     if not files:
-        skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in others]
+        skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(others)]
         raise DataError(
             f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
@@ -321,7 +352,7 @@ def list_location(
             or f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
-    return Listing(files, left_out)
+    return Listing(files, sorted(full for full, fate in others.items() if fate == "left out"))
 
 
 def _name_below(root: str, full: str) -> str:
@@ -337,7 +368,7 @@ def _describe_formats(found: Iterable[str]) -> str:
     return ""
 
 
-def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequence[str], folders: set[str]) -> None:
+def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Iterable[str], folders: set[str]) -> None:
     """Refuse a folder of a table, which holds files with deleted rows beside those that count.
 
     Args:
@@ -345,7 +376,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         folders: other places of a log.
     """
     logs = [(format, name) for name in below if _MAY_BE_LOG.search(name) for format in _TABLE_FORMATS if _is_log(format, name)]
-    with ThreadPoolExecutor(_LOOKS) as pool:
+    with ThreadPoolExecutor(STORE_REQUESTS) as pool:
         asked = [(format, folder) for folder in sorted(folders) for format in _TABLE_FORMATS]
         logs += [
             (format, log)
@@ -472,21 +503,21 @@ def fingerprints_of(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> 
     return [*(str(info[key]).strip('"') for key in keys if info.get(key)), f"size {info['size']}"]
 
 
-def _refuse_shared_files(files: list[SourceFile]) -> None:
-    if len({file.location for file in files}) < 2:
-        return
-    seen: dict[str, SourceFile] = {}
+def refuse_in_two_splits(files: Iterable[tuple[object, SourceFile]]) -> None:
+    """Raise DataError for files, each after what only the same rows have in common, that are in two splits."""
+    seen: dict[object, SourceFile] = {}
     shared = []
-    for file in files:
-        first = seen.setdefault(os.path.realpath(file.uri) if is_local(file.uri) else file.uri, file)
+    for key, file in files:
+        first = seen.setdefault(key, file)
         if first.location != file.location:
-            shared.append(f"{file.uri} is in data.{first.location} and in data.{file.location}")
+            shared.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
     if shared:
         found = counted(len(shared), "source file is", "source files are")
         raise DataError(
-            f"{found} in two splits: the model would be judged on rows it has seen",
+            f"{found} in two splits, by path or content: the model would be judged on rows it has seen",
             problems=capped(shared),
-            next_step="give each split a folder of its own, or a glob that leaves the others out",
+            next_step="leave them out of one split (a folder or a glob of its own), or hold rows out by a rule "
+            "(data.test: {fraction: 0.1})",
         )
 
 

@@ -25,6 +25,7 @@ from penstock.stores import DENIED, endpoint_of, is_local, is_s3, settings_of, s
 
 __all__ = [
     "COMPRESSED",
+    "STORE_REQUESTS",
     "asking",
     "can_be_cut",
     "open_input",
@@ -39,6 +40,9 @@ __all__ = [
 
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+STORE_REQUESTS = 16
+"""Files of a store that are asked for at the same time: most of the 20 ms that each takes is waiting."""
 
 _PROBE_S = 2.0
 

@@ -42,8 +42,6 @@ class ArrowFormat(Format):
 class ArrowReader(Reader):
     """Arrow IPC files and streams, Feather version 2 among them."""
 
-    marks_unreadable = True
-
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every batch, since only the batches know their row counts."""
         with _open_arrow(file) as (schema, batches):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.ingest.columns.casts import is_rounded
 
-__all__ = ["NULL_WORDS", "CellTypes", "NullWords"]
+__all__ = ["NULL_WORDS", "CellTypes", "without_words"]
 
 
 NULL_WORDS = pa.array(
@@ -39,15 +39,15 @@ _NEXT: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     **{kinds[at]: kinds[at:] for kinds in (_STAMPS, _ZONED) for at in range(len(_UNITS))},
 }
 
-_ZERO, _SIGNS, _AFTER_ZERO = b"0"[0], np.frombuffer(b"+-", np.uint8), np.frombuffer(b"0123456789xX", np.uint8)
-"""Bytes of 007, which is a name."""
+_ZERO = b"0"[0]
+
+_SIGNS, _AFTER_ZERO = (np.isin(np.arange(256), np.frombuffer(codes, np.uint8)) for codes in (b"+-", b"0123456789xX"))
+"""Bytes of 007, which is a name: bool [256] each."""
 
 _TOO_MANY_DIGITS = r"^[+-]?[0-9]{20}"
 
 _MOST_DIGITS = 19
 """Of an integer of 64 bits."""
-
-_BEGINS_OF_NUMBERS = pa.array([sign.encode() for sign in "0123456789+-.eE \t\r\n\v\f"])
 
 _NUMBER = r"^\s*[+-]?([1-9][0-9]{0,18}|0)?(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*$"
 
@@ -57,22 +57,16 @@ _TRIED_FIRST = 16
 """Cells."""
 
 
-class NullWords:
-    """Words for "no value" in a column other than text."""
-
-    def __init__(self, words: pa.Array = NULL_WORDS) -> None:
-        self.words = words
-
-    def without(self, text: pa.Array) -> pa.Array:
-        """Replace cells that mean "no value" by null."""
-        absent = pc.is_in(text, self.words)
-        return pc.if_else(absent, pa.scalar(None, text.type), text) if pc.any(absent).as_py() else text
+def without_words(text: pa.Array, words: pa.Array) -> pa.Array:
+    """Replace cells of a column other than text that mean "no value" by null."""
+    absent = pc.is_in(text, words)
+    return pc.if_else(absent, pa.scalar(None, text.type), text) if pc.any(absent).as_py() else text
 
 
 class CellTypes:
     """The type of one column, and how much of it reads as numbers."""
 
-    def __init__(self, null_words: NullWords) -> None:
+    def __init__(self, null_words: pa.Array) -> None:
         self._null_words = null_words
         self._has_long = False
         self.kind: pa.DataType = pa.null()
@@ -92,7 +86,7 @@ class CellTypes:
         Returns:
             The cells in the type that the column has now, if they were cast as they are to find it; else None.
         """
-        values = self._null_words.without(text)
+        values = without_words(text, self._null_words)
         present = len(values) - values.null_count
         self.values += present
         if self.kind != pa.string():
@@ -112,20 +106,27 @@ class CellTypes:
         return None
 
     def _next(self, values: pa.Array) -> tuple[pa.DataType, pa.Array | None]:
-        tidy = pc.utf8_trim_whitespace(values)
-        if pc.any(pc.starts_with(tidy, "+")).as_py():  # which Arrow reads in fractions only
-            tidy = pc.replace_substring_regex(tidy, r"^\+([0-9.])", r"\1")
+        tidy: pa.Array | None = None
         for kind in _NEXT[self.kind]:
-            fits, cast = _fits(tidy, kind)
+            fits, cast = _fits(values, kind)
+            if not fits:
+                tidy = _tidied(values) if tidy is None else tidy
+                fits, cast = not tidy.equals(values) and _fits(tidy, kind)[0], None
             if fits:
-                if kind == pa.float64() and self._has_long:
-                    return pa.string(), None
-                return kind, cast if tidy.equals(values) else None
+                return (pa.string(), None) if kind == pa.float64() and self._has_long else (kind, cast)
         return pa.string(), None
 
 
+def _tidied(values: pa.Array) -> pa.Array:
+    """Return the cells without the blanks around them, which no cast reads, and without plus signs, which some read."""
+    tidy = pc.utf8_trim_whitespace(values)
+    if not pc.any(pc.starts_with(tidy, "+")).as_py():
+        return tidy
+    return pc.replace_substring_regex(tidy, r"^\+([0-9.])", r"\1")
+
+
 def _fits(values: pa.Array, kind: pa.DataType) -> tuple[bool, pa.Array | None]:
-    """Whether the trimmed cells read as `kind`, and the cast cells."""
+    """Whether the cells read as `kind` as they are, and the cast cells."""
     if kind == pa.bool_():
         return bool(pc.all(pc.match_substring_regex(values, "^(?i)(true|false)$")).as_py()), None
     try:
@@ -141,10 +142,11 @@ def _has_name_of_digits(values: pa.Array) -> bool:
     """Whether a cell is like `007` or `0x1F`, or has 20 digits. By its bytes: an expression takes five times as long."""
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
     codes = np.frombuffer(values.buffers()[2] or b"\0", np.uint8)
-    begins = offsets[:-1] + np.isin(codes[np.minimum(offsets[:-1], len(codes) - 1)], _SIGNS)
+    last = len(codes) - 1
+    begins = offsets[:-1] + _SIGNS[codes[np.minimum(offsets[:-1], last)]]
     lengths = offsets[1:] - begins
-    zeros = begins[(codes[np.minimum(begins, len(codes) - 1)] == _ZERO) & (lengths > 1)] + 1
-    if np.isin(codes[zeros], _AFTER_ZERO).any():
+    zeros = codes[np.minimum(begins, last)] == _ZERO
+    if (zeros & (lengths > 1) & _AFTER_ZERO[codes[np.minimum(begins + 1, last)]]).any():
         return True
     if lengths.max(initial=0) <= _MOST_DIGITS:
         return False
@@ -154,11 +156,5 @@ def _has_name_of_digits(values: pa.Array) -> bool:
 
 def _are_numbers(text: pa.Array) -> np.ndarray:
     """Return which cells read as numbers: bool [rows]."""
-    found = _begins_with(text, _BEGINS_OF_NUMBERS).fill_null(False)
-    likely = pc.match_substring_regex(pc.filter(text, found), _NUMBER)
-    return pc.replace_with_mask(found, found, likely).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _begins_with(text: pa.Array, begins: pa.Array) -> pa.Array:
-    """Whether a cell begins with one of `begins`, which are equally long."""
-    return pc.is_in(pc.binary_slice(pc.cast(text, pa.binary()), 0, len(begins[0].as_py())), begins)
+    found = pc.match_substring_regex(text, _NUMBER).fill_null(False)
+    return found.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ word into text, `007` into 7 and Latin-1 text into bytes, and swallows the lines
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 from collections import Counter
@@ -19,10 +18,9 @@ import pyarrow.csv as arrow_csv
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.type_text import parse_type
-from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_head, open_span, open_stream, read_problem
-from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, NullWords
+from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, without_words
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, MostlyNumbers, Reader, last_cut, looks_like, rows_between
@@ -54,12 +52,10 @@ class CsvFormat(Format):
 class CsvReader(Reader):
     """CSV in the dialect of its options: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
 
-    marks_unreadable = True
     hands_on_rows = True
 
     def __init__(self, data: DataSpec, options: CsvOptions) -> None:
         self._form = Dialect(options)
-        self._null_words = NullWords(self._form.null_words)
         self._before_rows = options.skip_rows + (not options.header)
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = None if data.read_columns is None else frozenset(data.read_columns)
@@ -88,7 +84,7 @@ class CsvReader(Reader):
     ) -> tuple[dict[str, CellTypes], int, _LineCounter]:
         """Read the rows of a stream that begins with the file, and count rows and lines."""
         wanted = self._wanted(header)
-        cells = {name: CellTypes(self._null_words) for name in wanted}
+        cells = {name: CellTypes(self._form.null_words) for name in wanted}
         rows = 0
         lines = _LineCounter(stream, self._before_rows)
         for batch in self._text_batches(file, lines, header, wanted):
@@ -140,16 +136,12 @@ class CsvReader(Reader):
         self, file: SourceFile, stream: pa.NativeFile, header: list[str], schema: pa.Schema, begin: Cut
     ) -> Iterator[pa.Table]:
         rows = begin.row
-        fields = [field for field in schema if field.name != UNREADABLE]
-        names = [field.name for field in fields]
-        for batch in self._text_batches(file, stream, header, names, is_first=begin.at == 0):
+        for batch in self._text_batches(file, stream, header, schema.names, is_first=begin.at == 0):
             columns = []
-            marks = Unreadable(batch.num_rows) if UNREADABLE in schema.names else None
-            for field in fields:
+            for field in schema:
                 text = batch.column(field.name)
                 try:
-                    cast = functools.partial(self._typed, kind=field.type)
-                    columns.append(cast(text) if marks is None else marks.cast(field.name, text, field.type, cast))
+                    columns.append(self._typed(text, field.type))
                 except pa.ArrowException as error:
                     bad = first_bad_row(self._values(text), field.type)
                     raise DataError(
@@ -157,12 +149,12 @@ class CsvReader(Reader):
                         f"which does not read as {field.type}",
                         next_step=f"repair the line, or set data.types: {{{in_yaml(field.name)}: string}}",
                     ) from error
-            yield pa.table(columns if marks is None else [*columns, marks.array()], schema=schema)
+            yield pa.table(columns, schema=schema)
             rows += batch.num_rows
 
     def _values(self, text: pa.Array) -> pa.Array:
         """Return the cells of a column other than text, as Arrow reads them."""
-        return self._null_words.without(self._form.pointed(text))
+        return without_words(self._form.pointed(text), self._form.null_words)
 
     def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
         if kind in (pa.string(), pa.large_string()):
@@ -262,7 +254,9 @@ class CsvReader(Reader):
         except UnicodeError as error:
             raise self._not_of_encoding(file, error) from error
         except pa.ArrowInvalid as error:
-            if place := self._bad_bytes(file):
+            with self._form.open(file) as again:
+                place = bad_utf8(again)
+            if place:
                 raise DataError(
                     f"{file.uri}: {place}",
                     next_step="repair the line; or set the encoding of the files: data.csv: {encoding: cp1252}",
@@ -275,10 +269,6 @@ class CsvReader(Reader):
             raise read_problem(file.uri, error) from error
         finally:
             stream.close()
-
-    def _bad_bytes(self, file: SourceFile) -> str:
-        with self._form.open(file) as stream:
-            return bad_utf8(stream)
 
     def _refuse_utf8(self, file: SourceFile) -> None:
         """Refuse a file of UTF-8 among others: it would pass unseen, since its bytes are letters of the others' encoding."""
@@ -365,7 +355,8 @@ class _LineCounter:
         block = bytes(self._stream.read(size if size >= 0 else None))
         self._ends += block.count(b"\n")
         self._last = block[-1:] or self._last
-        self.are_plain = self.are_plain and block.count(b"\r") == block.count(b"\r\n")
+        returns = block.count(b"\r")
+        self.are_plain = self.are_plain and (not returns or returns == block.count(b"\r\n"))
         if self._ends > self._before_rows and (end := block.rfind(b"\n") + 1):
             self.cuts.add(self._ends - self._before_rows, self._read + end, self._ends + 1)
         self._read += len(block)

@@ -117,8 +117,6 @@ class Dialect:
 
     def without_nulls(self, text: pa.Array) -> pa.Array:
         """Replace the words of `nulls` by null, in a column of any type."""
-        if self.options.nulls is None:
-            return text
         absent = pc.is_in(pc.utf8_trim_whitespace(text), self.null_words)
         return pc.if_else(absent, None, text) if pc.any(absent).as_py() else text
 

@@ -18,7 +18,6 @@ import pyarrow.json as arrow_json
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, fits_double, is_list, is_text, promote
 from penstock.ingest.columns.type_text import parse_type
-from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import can_be_cut, open_head, open_span
 from penstock.ingest.formats.format import Format
@@ -59,18 +58,14 @@ class JsonReader(Reader):
     """One JSON object a row. A missing key is null; text stays text, also where it looks like a time."""
 
     missing_is_null = True
-    marks_unreadable = True
     hands_on_rows = True
 
     def __init__(self, data: DataSpec) -> None:
-        self._marks = data.invalid == "quarantine"
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = None if data.read_columns is None else dict.fromkeys(data.read_columns)
 
     def inspect(self, file: SourceFile, keep: Keep | None = None) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        if self._marks and self._types:
-            keep = None  # what does not read as a given type is null here, and is not marked
         return self._seen(file, file_blocks(file), keep)
 
     def inspect_head(self, file: SourceFile, head_bytes: int) -> FileFacts | None:
@@ -137,8 +132,6 @@ class JsonReader(Reader):
     def _parse(self, file: SourceFile, block: Block, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
         given = schema if schema is not None else pa.schema(list(self._types.items()))
-        marked = UNREADABLE in given.names
-        given = given.remove(given.get_field_index(UNREADABLE)) if marked else given
         try:
             table = _parse_block(block.text, given, infer=schema is None)
             # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
@@ -146,8 +139,6 @@ class JsonReader(Reader):
                 raise pa.ArrowInvalid(f"{table.num_rows} objects on {block.rows} lines")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             table = self._parse_slowly(file, block, given, infer=schema is None)
-        if marked and UNREADABLE not in table.column_names:
-            table = table.append_column(UNREADABLE_FIELD, pa.nulls(table.num_rows, UNREADABLE_FIELD.type))
         self._refuse_rounded(file, block, table.schema)
         return table if schema is None else table.select(schema.names)
 
@@ -185,11 +176,8 @@ class JsonReader(Reader):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _clash(file, objects, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
-        marks = Unreadable(len(objects)) if self._marks else None
         for name, values in typed.items():
-            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name], marks)
-        if marks is not None and not infer:
-            columns[UNREADABLE] = marks.array()
+            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name])
         return pa.table(columns)
 
 
@@ -240,18 +228,15 @@ def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
         yield value
 
 
-def _column(
-    file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
-) -> pa.Array:
+def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
     of_text = is_text(kind) or pa.types.is_decimal(kind)
     if of_text or any(isinstance(value, str) for value in values):
         array = pa.array([value if value is None else _text(value) for value in values], pa.string())
     else:
         array = pa.array(values)
-    cast = functools.partial(cast_array, kind=kind)
     try:
-        return cast(array) if marks is None else marks.cast(name, array, kind, cast)
+        return cast_array(array, kind)
     except pa.ArrowException as error:
         bad = first_bad_row(array, kind)
         raise DataError(

@@ -21,7 +21,7 @@ from penstock.ingest.formats.reader import looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.messages import shorten
 
-__all__ = ["Block", "count_lines", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head", "unique_keys"]
+__all__ = ["Block", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head", "unique_keys"]
 
 
 _BLOCK_BYTES = 4 << 20
@@ -101,7 +101,7 @@ def line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line
         _, problem = decode_block(block, line, offset)
         if problem:
             raise DataError(f"{file.uri}: {problem}")
-        num_rows, num_ends = count_lines(block)
+        num_rows, num_ends = sum(1 for text in block.split(b"\n") if text.strip()), block.count(b"\n")
         if num_rows:
             yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows, offset)
         line += num_ends
@@ -175,11 +175,6 @@ def _after_blank(text: str, at: int) -> int:
 def has_long_integer(text: bytes) -> bool:
     """Whether there are 16 digits or more of no fraction: all integers that a double may round, and some others."""
     return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), _LONG_INTEGER).as_py())
-
-
-def count_lines(text: bytes) -> tuple[int, int]:
-    """Return (lines that are not blank, line ends)."""
-    return sum(1 for line in text.split(b"\n") if line.strip()), text.count(b"\n")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.columns.fixed_shape import is_text
-from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
@@ -43,7 +41,6 @@ class ParquetReader(Reader):
     """Parquet files, one row group after the other."""
 
     inspects_rows = False
-    marks_unreadable = True
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the footer."""
@@ -72,28 +69,22 @@ class ParquetReader(Reader):
 
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
         """Begin at the row group that holds the row."""
-        starts = self._group_starts(file)
-        at_row = max(start for start in starts if start <= first_row)
-        yield from rows_between(self._rows(file, schema, batch_rows, at_row), at_row, first_row, end)
-
-    def _group_starts(self, file: SourceFile) -> list[int]:
-        with _open_parquet(file) as parquet:
-            sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
-        return [0, *accumulate(sizes)]
+        yield from rows_between(self._rows(file, schema, batch_rows, first_row), first_row, first_row, end)
 
     def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
-        """Yield the rows of the row groups that begin at row `begin` and after it."""
-        names = [name for name in schema.names if name != UNREADABLE]
+        """Yield the rows from `begin` on."""
         with _open_parquet(file, batch_rows) as parquet:
             for groups, first_row in _read_together(parquet.metadata, begin, batch_rows):
                 row_bytes = max(1, sum(group.size for group in groups) // max(1, sum(group.rows for group in groups)))
                 at_once = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))
                 numbers = [group.number for group in groups]
                 try:
-                    for batch in parquet.iter_batches(at_once, row_groups=numbers, columns=names, use_threads=False):
+                    for batch in parquet.iter_batches(at_once, row_groups=numbers, columns=schema.names, use_threads=False):
                         for part in _in_parts(batch):
-                            yield conform(pa.Table.from_batches([part]), schema, file, first_row)
+                            table = conform(pa.Table.from_batches([part]), schema, file, first_row)
                             first_row += part.num_rows
+                            if first_row > begin:
+                                yield table.slice(max(0, table.num_rows - (first_row - begin)))
                 except (OSError, pa.ArrowException) as error:
                     raise _unreadable_groups(file, groups, error) from error
 
@@ -107,15 +98,15 @@ class _RowGroup(NamedTuple):
 
 
 def _read_together(metadata: pq.FileMetaData, begin: int, batch_rows: int) -> Iterator[tuple[list[_RowGroup], int]]:
-    """Row groups that are read in one go, and their first row: those smaller than a batch, whose ends then cut none in two.
+    """Yield row groups from row `begin` on that are read in one go, and their first row: all that are smaller than a batch.
 
-    Not all of a file at once: what is read ahead stays in memory until all of it is read.
+    Their ends then cut no batch in two. Not all of a file at once: what is read ahead stays in memory until all of it is read.
     """
     held, held_bytes, start = list[_RowGroup](), 0, 0
     for number in range(metadata.num_row_groups):
         group = _RowGroup(number, start, metadata.row_group(number).num_rows, metadata.row_group(number).total_byte_size)
         start += group.rows
-        if group.start < begin:
+        if start <= begin:
             continue
         if held and (held[0].rows >= batch_rows or held_bytes + group.size > _BATCH_BYTES):
             yield held, held[0].start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ import pyarrow as pa
 from penstock.errors import DataError, PenstockError, PreflightError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
 from penstock.ingest.columns.type_text import value_text
-from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import can_be_cut, open_input, read_problem
 from penstock.messages import in_yaml
@@ -99,10 +97,6 @@ class Reader(Protocol):
     """Whether a column that a file does not have is null there, rather than an error."""
     inspects_rows: bool = True
     """Whether `inspect` reads all of a file."""
-    marks_unreadable: bool = False
-    """Whether `tables` and `piece` mark rows that do not read where the schema asks for it (`data.invalid: quarantine`,
-    penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
-
     hands_on_rows: bool = False
     """Whether `inspect` takes a second argument, a `Keep` that gets the rows that it parses; else they are not kept."""
 
@@ -193,21 +187,16 @@ def rows_between(tables: Iterator[pa.Table], at_row: int, first_row: int, end: i
 
 
 def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:
-    """Cast `table` to `schema`, and mark the rows that do not read where it asks for that.
+    """Cast `table` to `schema`.
 
     Raises:
         DataError: a value does not fit; names file, row (from 0) and value.
     """
     columns = []
-    marks = Unreadable(table.num_rows) if UNREADABLE in schema.names else None
     for field in schema:
-        if field.name == UNREADABLE and marks is not None:
-            columns.append(marks.array())  # the last one
-            continue
         values = table.column(field.name)
         try:
-            cast = functools.partial(cast_array, kind=field.type)
-            columns.append(cast(values) if marks is None else marks.cast(field.name, values, field.type, cast))
+            columns.append(cast_array(values, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             row = first_bad_row(values, field.type)
             raise DataError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
+from penstock.installed import version_of
 from penstock.plugins import Plugins
 
 __all__ = ["FORMATS", "format_named", "format_of", "format_origin", "format_versions", "reader_of"]
@@ -67,14 +66,7 @@ def format_origin(data: DataSpec) -> str | None:
 
 def format_versions(data: DataSpec) -> dict[str, str]:
     """Distribution -> version here, of what decides how the files of `data.format` are read, besides pyarrow; for keys."""
-    return {name: _version(name) for name in format_of(data).libraries}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "absent"
+    return {name: version_of(name) for name in format_of(data).libraries}
 
 
 def reader_of(data: DataSpec, format: str | None = None) -> Reader:

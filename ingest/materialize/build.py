@@ -6,28 +6,22 @@ and `datasets/<key>/lease`, held by the process that makes it; other processes w
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
+from penstock.ingest.files.opening import STORE_REQUESTS
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.manifest import UNIT_RECORD, DatasetManifest, ShardInfo, ShardTable, manifest_path, unit_path
+from penstock.ingest.materialize.overlap import Begin, check_as_predicted, predict_dataset
 from penstock.ingest.materialize.profile import merged
-from penstock.ingest.materialize.quarantine import (
-    FILE_NAME,
-    check_budget,
-    dataset_quarantine_path,
-    join_parts,
-    unit_quarantine_path,
-)
 from penstock.ingest.materialize.shared_rows import SharedRows, shared_rows
 from penstock.ingest.materialize.unit import (
     UnitJob,
@@ -61,9 +55,6 @@ _SHARDS_AT_ONCE = 1 << 14
 _UNITS_LISTED_ONE_BY_ONE = 1024
 """For more units of a store, the folder of all units is listed: a thousand files a request, where a unit has a few."""
 
-LISTINGS_AT_ONCE = 16
-"""Parallel listings of a store: each takes some 20 ms."""
-
 
 def materialize(
     *,
@@ -75,6 +66,7 @@ def materialize(
     parallel: ParallelMap = ray_map,
     piece_bytes: int = PART_BYTES,
     is_kept: bool = True,
+    begin: Begin | None = None,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -86,21 +78,19 @@ def materialize(
         key: the materialize stage's key, which names the dataset.
         piece_bytes: a file of at least twice this size is prepared in units of about this size, if its format allows it.
         is_kept: False for a storage that keeps nothing. Else other processes see it, and wait for the dataset's lease.
+        begin: called once the units that are there are checked and the first is made; it sets the order of the others.
 
     Raises:
-        DataError: rows that cannot be used (with the count and the first row of each kind over all units, or until the budget
-            of `data.invalid: quarantine` is exceeded), a wrong transform or column, or a damaged unit that came out
-            differently.
+        DataError: rows that cannot be used (with the count and the first row of each kind over all units), a wrong transform
+            or column, or a damaged unit that came out differently. With `begin`, the bad rows of the first unit that has some.
     """
     jobs = plan_jobs(preparation, spec, storage, piece_bytes)
-    if not is_kept:
-        return _build_units(key, preparation, jobs, storage, progress, parallel)
 
     def report_wait(holder: LeaseHolder) -> None:
         progress(0, len(jobs), "units", f"waiting for {holder.process}, which prepares the same rows")
 
-    with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=report_wait):
-        return _build_units(key, preparation, jobs, storage, progress, parallel)
+    with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=report_wait) if is_kept else nullcontext():
+        return _build_units(key, preparation, jobs, storage, progress, parallel, begin)
 
 
 def _build_units(
@@ -110,35 +100,41 @@ def _build_units(
     storage: Storage,
     progress: Progress,
     parallel: ParallelMap,
+    begin: Begin | None,
 ) -> DatasetManifest:
     data, fitted = preparation.data, preparation.fitted
-    damaged = _damaged_before(storage, key)
+    before = DatasetManifest.read(storage, key)  # None also for one of another version
+    damaged = [] if before is None else damaged_shards(storage, before, deep=True)
     damaged_units = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
     existing = _committed(storage, [job.key for job in jobs if job.key not in damaged_units])
     changed = {shard.unit for shard in _changed(storage, [shard for record in existing for shard in record.shards])}
     results |= {record.key: UnitResult(record=record) for record in existing if record.key not in changed}
     todo = [replace(job, again=job.key in damaged_units | changed) for job in jobs if job.key not in results]
+    predicted: DatasetManifest | None = None
+    if begin is not None:
+        for job in todo:
+            if job.again or storage.is_local:  # the record of a damaged unit, which training would believe
+                storage.delete(unit_path(job.key, UNIT_RECORD))
+        predicted = predict_dataset(key, jobs, _first_record(jobs, todo, results, data, parallel), data, fitted)
+        predicted.table.write(storage, key)
+        place = {unit: number for number, unit in enumerate(begin(predicted))}
+        todo = sorted((job for job in todo if job.key not in results), key=lambda job: place.get(job.key, len(place)))
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
-    set_aside = sum(_set_aside(result) for result in results.values())
     # Two datasets made at once begin at different units, and each takes those that the other has made. Large ones come first:
     # one that is started last would leave the other workers idle.
-    begin = int(digest_of(key)[:8], 16) % max(1, len(todo))
-    ordered = sorted([*todo[begin:], *todo[:begin]], key=lambda job: -job.rows.bit_length())
-    for made in parallel(_build, _tasks(ordered)):
+    at = int(digest_of(key)[:8], 16) % max(1, len(todo))
+    ordered = sorted([*todo[at:], *todo[:at]], key=lambda job: -job.rows.bit_length())
+    for made in parallel(_build, _tasks(ordered) if begin is None else [[job] for job in todo]):
         results |= made
-        set_aside += sum(map(_set_aside, made.values()))
-        if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
-            break  # `check_budget` raises
+        if begin is not None and any(result.record is None for result in made.values()):
+            break  # training waits for it: `raise_for` raises
         done += sum(rows_of[unit] for unit in made)
         progress(done, total, "rows")
-    if data.invalid == "quarantine":
-        found = [results[job.key] for job in jobs if job.key in results]
-        check_budget(data.quarantine, [problem for result in found for problem in _problems(result)], total)
-    raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
+    raise_for([problem for job in jobs if job.key in results for problem in results[job.key].problems], label=data.label)
     records = [record for job in jobs if (record := results[job.key].record) is not None]
     _check_repaired(storage, key, records, damaged)
     shared = shared_rows(records, {job.key: job.files for job in jobs}, storage)
@@ -150,27 +146,26 @@ def _build_units(
             "equal rows together",
         )
     manifest = _manifest(key, data, fitted, records, shared)
-    if manifest.rows_quarantined:
-        _list_quarantined(key, records, storage)
+    if predicted is not None:
+        check_as_predicted(predicted, manifest)
+        manifest = manifest.model_copy(update={"split_digests": predicted.split_digests})
     manifest.write(storage)
     return manifest
 
 
-def _problems(result: UnitResult) -> tuple[RowProblem, ...]:
-    return result.problems if result.record is None else result.record.problems
-
-
-def _set_aside(result: UnitResult) -> int:
-    return sum(problem.rows for problem in _problems(result))
-
-
-def _list_quarantined(key: str, records: Sequence[UnitRecord], storage: Storage) -> None:
-    """Write one table of the rows that all units have set aside, before the manifest."""
-    paths = [unit_quarantine_path(record.key) for record in records if record.quarantined]
-    with tempfile.TemporaryDirectory(prefix="penstock-quarantine-") as folder:
-        table = Path(folder) / FILE_NAME
-        join_parts(table, [partial(storage.read_bytes, path) for path in paths])
-        storage.put_file(table, dataset_quarantine_path(key))
+def _first_record(
+    jobs: Sequence[UnitJob], todo: Sequence[UnitJob], results: dict[str, UnitResult], data: DataSpec, parallel: ParallelMap
+) -> UnitRecord:
+    """Return the record of the first unit with rows to train on, which is made unless it is in `results`."""
+    first = next((job.key for job in jobs if job.rows and job.split == "train"), "")
+    for made in parallel(_build, [[job] for job in todo if job.key == first]):
+        results |= made
+    if first not in results:
+        raise DataError("no rows are there to train on", next_step="check data.train")
+    record, problems = results[first].record, results[first].problems
+    raise_for(list(problems), label=data.label)
+    assert record is not None
+    return record
 
 
 def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
@@ -184,7 +179,8 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
             before and its times are unchanged.
     """
     shards = manifest.opened(storage).shards
-    listed = storage.tree("units") if not storage.is_local and manifest.units > _UNITS_LISTED_ONE_BY_ONE else None
+    is_large = manifest.units > _UNITS_LISTED_ONE_BY_ONE
+    listed = None if storage.is_local else storage.tree("units") if is_large else storage.small_tree("units")
     parts = (shards[begin : begin + _SHARDS_AT_ONCE] for begin in range(0, len(shards), _SHARDS_AT_ONCE))
     return [shard for part in parts for shard in _damaged(storage, part, listed, deep)]
 
@@ -197,7 +193,7 @@ def _damaged(storage: Storage, shards: Iterable[ShardInfo], listed: Mapping[str,
         committed = {unit for unit in units if unit_path(unit, UNIT_RECORD) in listed}
         every = (shard for of_unit in units.values() for shard in of_unit)
         return [shard for shard in every if shard.unit not in committed or listed.get(shard.path) != shard.size_bytes]
-    with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if storage.is_local else STORE_REQUESTS) as pool:
         incomplete = pool.map(lambda unit: incomplete_shards(storage, unit, units[unit]), units)
         damaged = {shard.path for found in incomplete for shard in found}
     if deep:
@@ -208,7 +204,7 @@ def _damaged(storage: Storage, shards: Iterable[ShardInfo], listed: Mapping[str,
 
 def _committed(storage: Storage, keys: Sequence[str]) -> list[UnitRecord]:
     """Read the records of the committed units."""
-    with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if storage.is_local else STORE_REQUESTS) as pool:
         return [record for record in pool.map(partial(committed, storage), keys) if record is not None]
 
 
@@ -243,20 +239,11 @@ def _tasks(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
 def plan_jobs(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:
     """List the jobs that make all units, in row order. Opens large files to find their pieces."""
     jobs = []
-    data, snapshot = preparation.data, preparation.snapshot
-    limit = data.quarantine.limit(snapshot.rows)
-
-    for files in plan_units(snapshot.files, spec.unit_bytes):
+    for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
         for part in preparation.only(files).cut(piece_bytes):
-            job = UnitJob("", part, spec.shard_bytes, storage, limit)
+            job = UnitJob("", part, spec.shard_bytes, storage)
             jobs.append(replace(job, key=unit_key(job)))
     return jobs
-
-
-def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
-    """List the damaged shards of the existing dataset; none if it does not exist, or is of another version."""
-    before = DatasetManifest.read(storage, key)
-    return [] if before is None else damaged_shards(storage, before, deep=True)
 
 
 def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], damaged: Sequence[ShardInfo]) -> None:
@@ -278,7 +265,6 @@ def _manifest(
     shards = [shard for split in splits for record in records for shard in record.shards if shard.split == split]
     rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in splits}
     dropped = sum((Counter(record.dropped) for record in records), Counter())
-    quarantined = sum(record.quarantined for record in records)
     if not rows["train"]:
         left_out = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
         raise DataError(
@@ -297,7 +283,7 @@ def _manifest(
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),
-            **({"quarantined": quarantined} if quarantined else {}),
+            "first_dropped": {kind: place for record in reversed(records) for kind, place in record.first_dropped.items()},
             "profile": merged(record.profile for record in records).model_dump(mode="json"),
             "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
             "shared_rows": [found.model_dump() for found in shared],

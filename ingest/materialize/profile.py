@@ -178,8 +178,10 @@ def _profile(column: pa.ChunkedArray) -> ColumnProfile | None:
     """Return None for a column without statistics."""
     kind, rows, nulls = column.type, len(column), column.null_count
     if pa.types.is_fixed_size_list(kind) and is_number(kind.value_type):
-        every = max(1, len(column) * kind.list_size // LIST_VALUES)
-        column = pa.chunked_array([pc.list_flatten(column.take(pa.array(np.arange(0, len(column), every))))])
+        picked = np.arange(0, rows, max(1, rows * kind.list_size // LIST_VALUES))
+        column = pc.list_flatten(column if len(picked) == rows else column.take(pa.array(picked)))
+        if (every := len(column) // LIST_VALUES) > 1:  # rows that are longer than that
+            column = column.take(pa.array(np.arange(0, len(column), every)))
         kind = column.type
     if is_number(kind) or pa.types.is_boolean(kind):
         found, tally = ColumnProfile(rows, nulls), Tally.of(Question("", "numbers"), column)

@@ -20,11 +20,14 @@ import pyarrow.ipc
 from penstock.errors import DataError, ShardError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS, column_view, columns_of, contiguous
 from penstock.ingest.columns.extension_types import Variable, variable_view
+from penstock.ingest.schema import ColumnInfo
 
-__all__ = ["ShardBuffer", "ShardReader", "open_shard", "with_provenance", "write_shard"]
+__all__ = ["ShardBuffer", "ShardReader", "open_shard", "rows_of_shards", "with_provenance", "write_shard"]
 
 
 PIECE_BYTES = 1 << 20
+
+_PROVENANCE_BYTES = 12
 
 
 def with_provenance(table: pa.Table, files: np.ndarray, rows: np.ndarray) -> pa.Table:
@@ -106,15 +109,29 @@ class ShardBuffer:
         return tables
 
 
+def rows_of_shards(columns: Sequence[ColumnInfo], rows: int, shard_bytes: int) -> list[int]:
+    """Return the rows of each shard that `ShardBuffer` cuts `rows` rows into; one shard of all where rows differ in size."""
+    most = rows if any(map(_differs, columns)) else max(1, shard_bytes // (_PROVENANCE_BYTES + sum(map(_fixed_bytes, columns))))
+    return [min(most, rows - begin) for begin in range(0, rows, max(1, most))]
+
+
+def _differs(column: ColumnInfo) -> bool:
+    return column.varies or column.encoded
+
+
+def _fixed_bytes(column: ColumnInfo) -> int:
+    return np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
+
+
 def _row_bytes(table: pa.Table) -> np.ndarray:
-    """Return the bytes of each row in a shard, with 12 bytes of provenance: int64 [rows]."""
-    sizes = np.full(table.num_rows, 12, np.int64)
+    """Return the bytes of each row in a shard, with those of provenance: int64 [rows]."""
+    sizes = np.full(table.num_rows, _PROVENANCE_BYTES, np.int64)
     for info in columns_of(table.schema):
         if info.arrow is not None:
             sizes += np.concatenate([_value_bytes(chunk) for chunk in table.column(info.name).chunks])
             continue
-        if info.ragged is None and not info.encoded:
-            sizes += np.dtype(info.dtype).itemsize * int(np.prod(info.shape))
+        if not _differs(info):
+            sizes += _fixed_bytes(info)
             continue
         chunks = [variable_view(chunk) for chunk in table.column(info.name).chunks]
         sizes += np.concatenate([np.diff(chunk.offsets) for chunk in chunks]) * np.dtype(info.dtype).itemsize + 8

@@ -30,12 +30,11 @@ from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.content_digests import remember_digests
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of, format_origin, format_versions
-from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
+from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, shard_path, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
-from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
 from penstock.ingest.preprocess.chain import Preparation, decodes_images
-from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
+from penstock.ingest.preprocess.problems import RowProblem, joined
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import ColumnInfo, Split
 from penstock.ingest.spec import split_rules
@@ -79,10 +78,8 @@ class UnitRecord(Section):
     rows_read: int
     dropped: dict[str, int] = Field(default_factory=dict)
     """Rows left out, by reason."""
-    quarantined: int = 0
-    """Rows listed beside the shards (penstock.ingest.materialize.quarantine); 0 without such a list."""
-    problems: tuple[RowProblem, ...] = ()
-    """Kinds of these rows, each with its first place."""
+    first_dropped: dict[str, str] = Field(default_factory=dict)
+    """File and row of the first, by reason."""
     unseen: dict[str, int] = Field(default_factory=dict)
     """Values per column that one_hot did not know and made zeros."""
     classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
@@ -117,8 +114,6 @@ class UnitJob:
     """Only of the unit's files."""
     shard_bytes: int
     storage: Storage
-    max_quarantined: int = 0
-    """Under `data.invalid: quarantine`: with more bad rows the unit is not finished. Not part of a key."""
     again: bool = False
     """Make it although it is committed, because it is damaged. Not part of a key."""
 
@@ -126,6 +121,11 @@ class UnitJob:
     def files(self) -> tuple[SourceFile, ...]:
         """The unit's files."""
         return self.preparation.snapshot.files
+
+    @property
+    def split(self) -> Split:
+        """The split of its files; a rule may take rows of train files to another."""
+        return self.files[0].location
 
     @property
     def rows(self) -> int:
@@ -184,9 +184,7 @@ def committed(storage: Storage, key: str) -> UnitRecord | None:
     record = storage.read_record(unit_path(key, UNIT_RECORD), UnitRecord)
     if record is None or record.key != key or incomplete_shards(storage, key, record.shards):
         return None
-    sizes = storage.sizes(unit_path(key)) if record.hashed or record.quarantined else {}
-    if record.quarantined and FILE_NAME not in sizes:
-        return None
+    sizes = storage.sizes(unit_path(key)) if record.hashed else {}
     whole = all(sizes.get(Path(hashes_path(key, split)).name) == 8 * rows for split, rows in record.hashed_rows().items())
     return record if whole else None
 
@@ -202,7 +200,7 @@ def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
 
     A unit that another process has committed is kept, unless the job has `again`; uncommitted files are replaced. A unit that
     is killed at any point is not committed, and the next try starts from its beginning. Under `data.invalid: error` all bad
-    rows of the unit are counted, and it is not committed; under `quarantine` counting stops above the budget of all units.
+    rows of the unit are counted, and it is not committed.
 
     Raises:
         DataError: a transform or a column is wrong for any rows, or a file cannot be read.
@@ -217,8 +215,6 @@ def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
         maker = _UnitMaker(job, folder, stack.enter_context(ThreadPoolExecutor(2, "penstock-shard")))
         for split, rows in job.preparation.rows(maker.profiler.read, hashed=job.preparation.data.may_share_rows):
             maker.add(split, rows)
-            if job.preparation.data.invalid == "quarantine" and maker.num_set_aside > job.max_quarantined:
-                return lambda: UnitResult(record=None, problems=tuple(joined(maker.problems)))
         if maker.problems and job.preparation.data.invalid == "error":
             return lambda: UnitResult(record=None, problems=tuple(joined(maker.problems)))
         maker.write_rest()
@@ -253,17 +249,10 @@ class _UnitMaker:
         self._unseen: Counter[str] = Counter()
         self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
         self.problems: list[RowProblem] = []
-        self._set_aside: list[SetAside] = []
-
-    @property
-    def num_set_aside(self) -> int:
-        """Rows for the quarantine table."""
-        return sum(len(each.examples) for each in self._set_aside)
 
     def add(self, split: Split, rows: Rows) -> None:
         """Add one prepared batch."""
         self.problems += rows.problems
-        self._set_aside += rows.set_aside
         self._filtered.update(rows.filtered)
         self._unseen.update(rows.unseen)
         table = rows.table
@@ -292,13 +281,9 @@ class _UnitMaker:
                 local = self._folder / Path(path).name
                 np.concatenate(hashes).astype("<u8").tofile(local)
                 self._job.storage.put_file(local, path)
-        if self._set_aside:
-            part = self._folder / FILE_NAME
-            write_part(part, self._set_aside, {file.uri: (file.location, file.name) for file in self._job.files})
-            self._job.storage.put_file(part, unit_quarantine_path(self._job.key))
         dropped: Counter[str] = Counter()
         for problem in self.problems:
-            dropped[f"{problem.reason}: {problem.column}"] += problem.rows
+            dropped[problem.kind] += problem.rows
         dropped.update({f"left out by {name}": count for name, count in self._filtered.items() if count})
         return UnitRecord(
             key=self._job.key,
@@ -307,8 +292,7 @@ class _UnitMaker:
             columns=columns_of(self._schema[0]) if self._schema else (),
             rows_read=self._job.rows,
             dropped=dict(dropped),
-            quarantined=self.num_set_aside,
-            problems=tuple(joined(self.problems)) if self._set_aside else (),
+            first_dropped={problem.kind: problem.place for problem in reversed(self.problems)},
             unseen=dict(self._unseen),
             classes={
                 split: tuple(counts[label] for label in sorted(counts)) for split, counts in self._classes.items() if counts
@@ -319,12 +303,12 @@ class _UnitMaker:
         )
 
     def _write(self, split: Split, tables: list[pa.Table]) -> None:
-        name = f"{split}-{self._written[split]:05d}.arrow"
+        path = shard_path(self._job.key, split, self._written[split])
         self._written[split] += 1
-        local = self._folder / name
+        local = self._folder / Path(path).name
         rows = write_shard(local, tables)
         self._wait_for_upload()
-        path, size_bytes = unit_path(self._job.key, name), local.stat().st_size
+        size_bytes = local.stat().st_size
         handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the upload may move the file
         digest = self._pool.submit(_digest_and_close, handle)
         upload = self._pool.submit(self._job.storage.put_file, local, path)

@@ -21,7 +21,6 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.manifest import STREAMS, DatasetManifest, ShardTable
 from penstock.ingest.materialize.build import materialize, plan_jobs
-from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.prepare import ANYWHERE, PrepareSpec
@@ -58,8 +57,6 @@ class RowSource:
 
     preparation: Preparation
     spec: MaterializeSpec
-    quarantine: Storage | None = None
-    """Storage for the table of rows that `data.invalid: quarantine` sets aside."""
     piece_bytes: int = PART_BYTES
     """A file of at least twice this size is prepared in pieces of about this size, as on disk."""
     where: PrepareSpec = ANYWHERE
@@ -151,7 +148,7 @@ class RowSource:
             key=key,
             preparation=self.preparation,
             spec=self.spec,
-            storage=_Nowhere(kept=beside, tables=self.quarantine),
+            storage=_Nowhere(kept=beside),
             progress=progress,
             parallel=parallel,
             piece_bytes=self.piece_bytes,
@@ -160,19 +157,11 @@ class RowSource:
 
 
 class _Nowhere(Storage):
-    """A storage that stays empty. `take` is called with each finished file; Ray holds the files in `kept`.
+    """A storage that stays empty. `take` is called with each finished file; Ray holds the files in `kept`."""
 
-    The table of rows in quarantine is written to `tables`.
-    """
-
-    def __init__(
-        self,
-        take: Callable[[Path, str], None] | None = None,
-        kept: Mapping[str, Any] | None = None,
-        tables: Storage | None = None,
-    ) -> None:
+    def __init__(self, take: Callable[[Path, str], None] | None = None, kept: Mapping[str, Any] | None = None) -> None:
         super().__init__("nowhere://rows")
-        self._take, self._kept, self._tables = take, {} if kept is None else kept, tables
+        self._take, self._kept = take, {} if kept is None else kept
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Nowhere, ()
@@ -183,7 +172,7 @@ class _Nowhere(Storage):
     def sizes(self, path: str = "") -> dict[str, int]:
         return {}
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, *, in_one: bool = False) -> bytes:
         if path not in self._kept:
             raise FileNotFoundError(path)
         return bytes(ray.get(self._kept[path]))
@@ -194,8 +183,6 @@ class _Nowhere(Storage):
     def put_file(self, local: str | Path, path: str) -> None:
         if self._take is not None:
             self._take(Path(local), path)
-        elif self._tables is not None and Path(path).name == FILE_NAME:
-            self._tables.put_file(local, path)
 
     def delete(self, path: str) -> None:
         """Do nothing."""
@@ -229,8 +216,7 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
 
 def _beside(record: UnitRecord) -> list[str]:
     """List the files besides a unit's shards that are needed until the manifest is written."""
-    listed = [unit_quarantine_path(record.key)] if record.quarantined else []
-    return [*(hashes_path(record.key, split) for split in record.hashed_rows()), *listed]
+    return [hashes_path(record.key, split) for split in record.hashed_rows()]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Chain:
     Args:
         transforms: those of the pipeline file; `fitted` must have been made from them.
         code: `map_batches` target to the user's code, which is loaded here.
+        listing: whether each row that is left out is listed with its reason (`Rows.set_aside`), and none is an error.
 
     Raises:
         ValueError: `fitted` belongs to other transforms.
@@ -71,12 +72,18 @@ class Chain:
     """
 
     def __init__(
-        self, data: DataSpec, transforms: Sequence[TransformSpec], fitted: FittedPreprocess, code: Mapping[str, UserCode]
+        self,
+        data: DataSpec,
+        transforms: Sequence[TransformSpec],
+        fitted: FittedPreprocess,
+        code: Mapping[str, UserCode],
+        *,
+        listing: bool = False,
     ) -> None:
         # Compared as JSON, in which the fitted state was kept: it turns a date in an option into text.
         if [each.step.model_dump(mode="json") for each in fitted.steps] != [it.model_dump(mode="json") for it in transforms]:
             raise ValueError("the fitted state was made from other transforms than those given")
-        self._data, self._fitted = data, fitted.steps
+        self._data, self._fitted, self._listing = data, fitted.steps, listing
         self._functions = {target: user.function() for target, user in code.items()}
 
     def prepare(self, table: pa.Table, origin: Origin) -> Rows:
@@ -88,13 +95,11 @@ class Chain:
             DataError: a transform or a column's type is wrong for any rows; under `invalid: drop` also a label that is not a
                 class index. Else the caller raises for `problems`.
         """
-        rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
-        if origin.unreadable is not None:
-            rows.reject_unreadable(origin.unreadable)
+        rows = Rows(table, origin, listing=self._listing)
         apply_transforms(rows, self._fitted, self._data, self._functions)
         if rows.num_rows:
             self._finish(rows)
-        if self._data.invalid == "drop":
+        if self._data.invalid == "drop" and not self._listing:
             raise_for([problem for problem in rows.problems if problem.reason in NEVER_DROPPED], label=self._data.label)
         return rows
 
@@ -188,28 +193,12 @@ def split_rows(
     batch_rows: int,
     piece: Piece | None = None,
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
-    """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
-
-    Rows that cannot be read have no split: they are yielded under their file's location, with `origin.unreadable`.
-    """
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
     # Columns that only the rules of splits use are dropped here. A pass that fits transforms may read fewer than the others.
     read = {column.name for column in snapshot.columns}
     kept = None if data.columns is None else [name for name in data.columns if name in read]
     for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
-        if batch.unreadable is not None:
-            reads = batch.unreadable.is_null()
-            bad = origin.take(~reads.to_numpy(zero_copy_only=False))
-            bad.unreadable = batch.unreadable.drop_null()
-            lost = batch.table.filter(pc.invert(reads))
-            yield batch.file.location, lost if kept is None else lost.select(kept), bad
-            origin = origin.take(reads.to_numpy(zero_copy_only=False))
-            files_read = batch.files
-            if len(batch.files) > 1:
-                files_read = tuple(file for file, read in zip(batch.files, reads.to_pylist(), strict=True) if read)
-            batch = batch._replace(table=batch.table.filter(reads).combine_chunks(), files=files_read)
-            if not batch.table.num_rows:
-                continue
         with phase("transform"):
             codes = split_codes(data, batch.table, batch.files)
         rows = batch.table if kept is None else batch.table.select(kept)
@@ -235,9 +224,6 @@ def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, O
 
     A part has at least one row; the cuts depend on the rows only.
     """
-    if origin.unreadable is not None:
-        yield table, origin
-        return
     sizes = np.zeros(table.num_rows, np.int64)
     for field, column in zip(table.schema, table.columns, strict=True):
         contents = pc.struct_field(column, "bytes") if holds_images(field.type) else column

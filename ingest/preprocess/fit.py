@@ -13,15 +13,14 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number, is_text
-from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.chain import (
     BATCH_ROWS,
     NUMBERS_BATCH_ROWS,
+    Preparation,
     apply_transforms,
     cut_by_pixels,
-    rows_at_once,
     split_rows,
 )
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
@@ -30,7 +29,7 @@ from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
-from penstock.ingest.read.inspection import Piece, pieces_of
+from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.snapshot import SourceSnapshot, opens_files
 from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.messages import in_yaml
@@ -78,7 +77,10 @@ def fit_preprocess(
         if not entry.transform.learns:
             fitted.append(FittedTransform(step=entry))
         else:
-            source = _TrainRows(data, snapshot, dict(code), tuple(fitted), _required(data, transforms, snapshot))
+            files = tuple(file for file in snapshot.files if file.location == "train")
+            train, so_far = snapshot.model_copy(update={"files": files}), FittedPreprocess(steps=tuple(fitted))
+            of = Preparation(data, transforms[: len(fitted)], so_far, train, dict(code))
+            source = _TrainRows(of, _required(data, transforms, snapshot))
             fitted += _fit_pass(source, transforms[len(fitted) :], parallel)
         progress(len(fitted), len(transforms), "transforms", fitted[-1].step.kind)
     # Other columns may be encoded, too.
@@ -110,70 +112,49 @@ def _required(data: DataSpec, transforms: Sequence[TransformSpec], snapshot: Sou
 class _TrainRows:
     """The train split, prepared by the transforms fitted so far. Picklable, so that workers can read it."""
 
-    data: DataSpec
-    snapshot: SourceSnapshot
-    code: dict[str, UserCode]
-    fitted: tuple[FittedTransform, ...]
+    of: Preparation
+    """Of the files that hold rows of the train split."""
     required: tuple[str, ...] = ()
     """Columns of the source whose rows without a value will be left out, so that nothing is learnt from them."""
-    piece: Piece | None = None
-    """The rows of the only file; None for all."""
-
-    def files(self) -> list[SourceFile]:
-        """Return the files that hold rows of the train split."""
-        return [file for file in self.snapshot.files if file.location == "train"]
-
-    def only(self, files: Sequence[SourceFile]) -> _TrainRows:
-        """Return the rows of some of the files."""
-        return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
     def tables(self, max_rows: int = NUMBERS_BATCH_ROWS) -> Iterator[pa.Table]:
         """Yield tables of 1 to `max_rows` rows; unusable rows are left out."""
-        files = self.files()
-        functions = {target: user.function() for target, user in self.code.items()}
-        batch_rows = min(self.batch_rows, max_rows)
-        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece):
-            if split != "train" or origin.unreadable is not None:
+        of, functions = self.of, {target: user.function() for target, user in self.of.code.items()}
+        batch_rows = min(of.rows_at_once, max_rows)
+        for split, table, origin in split_rows(of.data, of.snapshot, of.snapshot.files, batch_rows, of.piece):
+            if split != "train":
                 continue
-            for part, of in cut_by_pixels(table, origin) if self.decodes else ((table, origin),):
-                rows = Rows(part, of)
+            for part, part_origin in cut_by_pixels(table, origin) if self.decodes else ((table, origin),):
+                rows = Rows(part, part_origin)
                 for name in self.required:
                     rows.reject_missing(name)
-                apply_transforms(rows, self.fitted, self.data, functions)
+                apply_transforms(rows, of.fitted.steps, of.data, functions)
                 if rows.num_rows:
                     yield rows.table
 
     @property
     def decodes(self) -> bool:
         """Whether a transform decodes images."""
-        return any(entry.step.transform.decodes_images for entry in self.fitted)
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows to read at a time."""
-        return rows_at_once(self.data, self.snapshot.arrow_schema(), [entry.step for entry in self.fitted])
+        return any(entry.transform.decodes_images for entry in self.of.transforms)
 
     def units(self) -> list[list[_TrainRows]]:
         """Return units of some files each, those of a large file in pieces."""
-        found = []
-        for files in plan_units(self.files(), FIT_UNIT_BYTES):
-            unit = self.only(files)
-            pieces = pieces_of(self.data, self.snapshot.format, files[0], self.batch_rows) if len(files) == 1 else []
-            found.append([replace(unit, piece=piece) for piece in pieces] or [unit])
-        return found
+        units = plan_units(self.of.snapshot.files, FIT_UNIT_BYTES)
+        return [[replace(self, of=part) for part in self.of.only(files).cut(PART_BYTES)] for files in units]
 
     def finds_rows(self, entry: TransformSpec) -> bool:
         """Return whether a transform may leave out rows, so that later transforms must not learn from them."""
-        return self.data.invalid != "error" and not (entry.transform.drops or entry.transform.renames)
+        return self.of.data.invalid != "error" and not (entry.transform.drops or entry.transform.renames)
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """Read only these columns, if nothing else needs the others."""
-        by_hash = any(isinstance(rule, SplitRule) for rule in (self.data.validation, self.data.test))
-        if self.fitted or by_hash or self.data.invalid == "quarantine":
+        of = self.of
+        by_hash = any(isinstance(rule, SplitRule) for rule in (of.data.validation, of.data.test))
+        if of.transforms or by_hash:
             return self
         wanted = columns.union(self.required)
-        kept = tuple(column for column in self.snapshot.columns if column.name in wanted)
-        return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
+        kept = tuple(column for column in of.snapshot.columns if column.name in wanted)
+        return replace(self, of=replace(of, snapshot=of.snapshot.model_copy(update={"columns": kept})))
 
     def schema(self) -> pa.Schema:
         """Return the types of the rows, found from the first ones."""
@@ -207,22 +188,22 @@ def _changed(entry: TransformSpec, schema: pa.Schema, label: str | None) -> set[
 
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
     """Fit the leading transforms of `transforms` that do not depend on each other: each learns about other columns."""
-    schema, first = source.schema(), len(source.fitted)
+    schema, first, data = source.schema(), len(source.of.transforms), source.of.data
     group: list[tuple[TransformSpec, list[str]]] = []
     taken: set[str] = set()
     for number, entry in enumerate(transforms, first):
         transform = entry.transform
         if not transform.learns:
-            changed = _changed(entry, schema, source.data.label)
+            changed = _changed(entry, schema, data.label)
             if changed is None or source.finds_rows(entry):
                 break
             taken |= changed
             group.append((entry, []))
             continue
-        if taken and (transform.takes_all or taken & set(transform.named(source.data.label))):
+        if taken and (transform.takes_all or taken & set(transform.named(data.label))):
             break
         with entry.naming_it(number, lambda: f"the columns {', '.join(schema.names)}"):
-            columns = transform.columns_of(schema, source.data)
+            columns = transform.columns_of(schema, data)
         if taken & set(columns):
             break
         taken |= set(columns)
@@ -231,7 +212,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
     source = source.narrowed(wanted)
     asked = [(number, entry, column) for number, (entry, columns) in enumerate(group, first) for column in columns]
     units = source.units()
-    where = parallel if opens_files(source.data, source.snapshot) else local_map
+    where = parallel if opens_files(data, source.of.snapshot) else local_map
     answers = ask([_question(*each) for each in asked], units, where)
     learnt = {each[-1]: _learnt(*each, facts) for each, facts in zip(asked, answers, strict=True)}
     return [FittedTransform(step=entry, columns=tuple(learnt[column] for column in columns)) for entry, columns in group]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -14,10 +13,14 @@ from penstock.ingest.columns.fixed_shape import UnequalLists
 from penstock.ingest.files.listing import SourceFile
 from penstock.messages import in_yaml
 
-__all__ = ["NEVER_DROPPED", "Origin", "Reason", "RowProblem", "SetAside", "joined", "raise_for", "unequal_lists"]
+__all__ = ["NAMED_ROWS", "NEVER_DROPPED", "Origin", "Reason", "RowProblem", "SetAside", "joined", "raise_for", "unequal_lists"]
 
 
-Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image", "unreadable"]
+Reason = Literal["null", "empty", "not finite", "unknown category", "label out of range", "broken image"]
+
+
+NAMED_ROWS = 4
+"""Rows that a problem names besides the first."""
 
 
 class Origin:
@@ -28,12 +31,10 @@ class Origin:
         files: int32 [rows], index into `names`.
         rows: int64 [rows], row number in that file, from 0.
         hashes: uint64 [rows], of each row as it was read; None if rows are not compared.
-        unreadable: for rows that all cannot be read: the bad value of each (penstock.ingest.columns.unreadable); else None.
     """
 
     def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray, hashes: np.ndarray | None = None) -> None:
         self.names, self.files, self.rows, self.hashes = names, files, rows, hashes
-        self.unreadable: pa.Array | None = None
 
     @classmethod
     def of_file(cls, name: str, first_row: int, num_rows: int) -> Origin:
@@ -58,7 +59,7 @@ class Origin:
 
 
 class SetAside(NamedTuple):
-    """Rows that were taken out for one reason, for the table of `data.invalid: quarantine`."""
+    """Rows that were taken out for one reason, one by one."""
 
     reason: Reason
     column: str
@@ -68,40 +69,47 @@ class SetAside(NamedTuple):
 
 
 class RowProblem(Section):
-    """One kind of problem of one column, with the number of rows and the first place."""
+    """One kind of problem of one column, with the number of rows and the first places."""
 
     reason: Reason
     column: str
     rows: int
     place: str
     """File and row of the first."""
+    others: tuple[str, ...] = ()
+    """File and row of a few after it."""
     example: str = ""
     """The bad value of the first row if it helps."""
+
+    @property
+    def kind(self) -> str:
+        """Reason and column."""
+        return f"{self.reason}: {self.column}"
 
     def __str__(self) -> str:
         some = f"{self.rows:,} rows have" if self.rows != 1 else "1 row has"
         what = {
             "null": f"a null in {self.column}",
+            "empty": f"no value in {self.column}, a column without any",
             "not finite": f"NaN or an infinity in {self.column}",
             "unknown category": f"a value in {self.column} that the train split does not have",
             "label out of range": f"a label {self.column} that is not a class index of the train split",
             "broken image": f"an image in {self.column} that cannot be decoded",
-            "unreadable": f"a value in {self.column} that is not of its type",
         }[self.reason]
         example = f": {self.example}" if self.example else ""
-        return f"{some} {what}; first: {self.place}{example}"
+        return f"{some} {what}; first: {self.place}{example}{''.join(f'; {place}' for place in self.others)}"
 
 
 _ADVICE: dict[Reason, str] = {
     "null": "fill it (numbers by imputer: {columns: [COLUMN]}, text by imputer: {columns: [COLUMN], strategy: most_frequent}, "
     "lists and images at their source), or leave the column out (drop: [COLUMN])",
+    "empty": "leave the column out (drop: [COLUMN], or data.columns without it)",
     "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and values in lists at their source, or leave "
     "the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",
     "label out of range": "correct the labels; for classes such as -1 and 1, label_encoder: {column: COLUMN}; for regression, "
     "cast: {COLUMN: float32}",
     "broken image": "replace the image there, or leave it out",
-    "unreadable": "repair the value, or read the column as text (data.types: {COLUMN: string})",
 }
 
 NEVER_DROPPED: tuple[Reason, ...] = ("label out of range",)
@@ -129,8 +137,10 @@ def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
     found: dict[tuple[str, str], RowProblem] = {}
     for problem in problems:
         first = found.get((problem.reason, problem.column))
-        rows = problem.rows + (first.rows if first else 0)
-        found[(problem.reason, problem.column)] = (first or problem).model_copy(update={"rows": rows})
+        if first:
+            others = (*first.others, problem.place, *problem.others)[:NAMED_ROWS]
+            problem = first.model_copy(update={"rows": first.rows + problem.rows, "others": others})
+        found[(problem.reason, problem.column)] = problem
     return list(found.values())
 
 
@@ -150,7 +160,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     advice = _advice(problems, label)[:3]
     droppable = droppable and any(problem.reason not in NEVER_DROPPED for problem in problems)
     if droppable:
-        advice.append("or leave such rows out and count them (data.invalid: drop; quarantine also lists them)")
+        advice.append("or leave such rows out and count them (data.invalid: drop)")
     lines = [str(problem) for problem in problems]
     lead = "data.invalid: error: " if droppable else ""
     if len(lines) == 1:

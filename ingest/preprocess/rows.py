@@ -14,7 +14,7 @@ from penstock.ingest.columns.fixed_shape import (
     missing_values,
     single_chunk,
 )
-from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem, SetAside, unequal_lists
+from penstock.ingest.preprocess.problems import NAMED_ROWS, Origin, Reason, RowProblem, SetAside, unequal_lists
 from penstock.messages import counted
 
 __all__ = ["Rows"]
@@ -39,7 +39,7 @@ class Rows:
         self.set_aside: list[SetAside] = []
         self._listing = listing
         self.filtered = Counter[str]()
-        self.unseen: dict[str, int] = {}
+        self.unseen = Counter[str]()
 
     def where(self) -> str:
         """Format the place of all rows (at least one) for a message."""
@@ -81,30 +81,16 @@ class Rows:
         """Take out the rows where `mask` is true."""
         if not mask.any():
             return
-        first = int(np.argmax(mask))
+        rows = np.flatnonzero(mask).tolist()
+        place, *others = map(self.origin.place, rows[: 1 + NAMED_ROWS])
+        shown = example(rows[0]) if example else ""
         self.problems.append(
-            RowProblem(
-                reason=reason,
-                column=column,
-                rows=int(mask.sum()),
-                place=self.origin.place(first),
-                example=example(first) if example else "",
-            )
+            RowProblem(reason=reason, column=column, rows=len(rows), place=place, others=tuple(others), example=shown)
         )
         if self._listing:
-            examples = [example(row) if example else "" for row in np.flatnonzero(mask).tolist()]
+            examples = [example(row) if example else "" for row in rows]
             self.set_aside.append(SetAside(reason, column, self.origin.take(mask), examples))
         self._keep(~mask)
-
-    def reject_unreadable(self, unreadable: pa.Array) -> None:
-        """Take out all rows: none of them can be read (penstock.ingest.columns.unreadable)."""
-        marks = unreadable.to_pylist()
-        for column in dict.fromkeys(mark["column"] for mark in marks):
-            mask = np.array([mark["column"] == column for mark in marks], np.bool_)
-            examples = [mark["example"] for mark in marks if mark["column"] == column]
-            held = np.cumsum(mask) - 1
-            self.reject(mask, "unreadable", column, lambda row, held=held, examples=examples: examples[held[row]])  # type: ignore[misc]
-            marks = [mark for mark in marks if mark["column"] != column]
 
     def reject_missing(self, name: str) -> None:
         """Take out the rows without a usable value in column `name`."""
@@ -112,7 +98,7 @@ class Rows:
         if is_whole(values):
             return
         null, not_finite = missing_values(values)
-        self.reject(null, "null", name)
+        self.reject(null, "empty" if pa.types.is_null(values.type) else "null", name)
         self.reject(not_finite[~null], "not finite", name)
 
     def fix_shape(self, name: str, *, is_label: bool = False) -> None:

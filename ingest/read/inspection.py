@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import STORE_REQUESTS
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of, reader_of
@@ -39,8 +40,6 @@ PART_BYTES = 64 << 20
 
 MUCH_BYTES = 256 << 20
 """What one machine's threads read before a cluster would have begun."""
-
-_REMOTE_THREADS = 16
 
 _TASK_FILES = 256
 
@@ -137,7 +136,7 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
         return DataError(f"{file.uri}: cannot be read: {describe_error(error)}")
 
 
-def pieces_of(data: DataSpec, format: str, file: SourceFile, batch_rows: int, piece_bytes: int = PART_BYTES) -> list[Piece]:
+def pieces_of(data: DataSpec, format: str, file: SourceFile, batch_rows: int, piece_bytes: int) -> list[Piece]:
     """Return pieces of about `piece_bytes` of the file, in order; none if it is read as a whole, as one below twice that is.
 
     Pieces begin where a batch of the whole file would, so that what is made of the rows does not show where the file was cut:
@@ -162,7 +161,7 @@ def pieces_of(data: DataSpec, format: str, file: SourceFile, batch_rows: int, pi
 def threads_for(files: Sequence[SourceFile]) -> int:
     """Return how many threads read `files` at once."""
     remote = any(not is_local(file.uri) for file in files[:1])
-    return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
+    return max(1, min(len(files), STORE_REQUESTS if remote else (os.cpu_count() or 1)))
 
 
 def _tasks(files: Sequence[SourceFile], task_bytes: int, task_files: int) -> Iterator[_Task]:

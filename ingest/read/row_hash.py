@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError
+from penstock.ingest.columns.casts import is_text
 from penstock.ingest.splitmix import GOLDEN, mix_words
 
 __all__ = ["hash_columns", "unit_interval"]
@@ -34,9 +35,12 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _DICTIONARY_MEAN_BYTES = 64
 
+_LANES_AT_ONCE = 1 << 16
+"""Words of 8 bytes that are mixed by one call: a row may have millions."""
+
 
 def hash_columns(table: pa.Table, names: Iterable[str]) -> Hashes:
-    """Hash each row over the named columns: uint64 [rows]. The order of the names does not matter.
+    """Hash each row over the named columns, of canonical types: uint64 [rows]. The order of the names does not matter.
 
     Raises:
         DataError: a column's type cannot be hashed.
@@ -81,17 +85,13 @@ def _hash_array(array: pa.Array) -> Hashes:
         return np.zeros(len(array), np.uint64)
     if isinstance(kind, pa.BaseExtensionType):
         return _hash_array(array.storage)
-    if pa.types.is_dictionary(kind):
-        hashes = _hash_array(array.dictionary)
-        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        values = hashes[indices] if len(hashes) else np.zeros(len(array), np.uint64)
-    elif pa.types.is_struct(kind):
+    if pa.types.is_struct(kind):
         return _hash_struct(array)
     elif pa.types.is_fixed_size_list(kind):
         values = _hash_fixed_list(array)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         values = _hash_list(array)
-    elif _is_bytes(kind):
+    elif is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         values = _hash_bytes(array)
     else:
         values = _hash_scalars(array)
@@ -99,18 +99,6 @@ def _hash_array(array: pa.Array) -> Hashes:
     if array.null_count:
         values = np.where(array.is_null().to_numpy(zero_copy_only=False), np.uint64(0), values)
     return values
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary_view(kind)
-    )
 
 
 def _hash_scalars(array: pa.Array) -> Hashes:
@@ -165,11 +153,7 @@ def _hash_fractions(values: np.ndarray, per_second: int) -> Hashes:
 
 def _hash_bytes(array: pa.Array) -> Hashes:
     """Text and bytes: blake2b of each value, of each distinct one where values are short and repeat."""
-    kind = array.type
-    if pa.types.is_fixed_size_binary(kind) or pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        array = pc.cast(array, pa.large_binary())
-    elif not pa.types.is_large_string(kind) and not pa.types.is_large_binary(kind):
-        array = pc.cast(array, pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
+    array = pc.cast(array, pa.large_string() if is_text(array.type) else pa.large_binary())
     if len(array) and _num_bytes(array) <= _DICTIONARY_MEAN_BYTES * len(array):
         encoded = array.dictionary_encode()
         if len(encoded.dictionary) < len(array):
@@ -249,8 +233,10 @@ def _hash_lanes(rows: np.ndarray) -> Hashes:
     padded[:, :width] = rows.view(np.uint8)
     lanes = padded.view("<u8").astype(np.uint64, copy=False)
     total = np.full(len(rows), _mix(np.array([width], np.uint64) ^ _LIST_TAG)[0])
-    for lane in range(lanes.shape[1]):
-        total += _mix(lanes[:, lane] ^ _mix(np.array([lane], np.uint64))[0])
+    at_once = max(1, _LANES_AT_ONCE // max(1, len(rows)))
+    for first in range(0, lanes.shape[1] if len(rows) else 0, at_once):
+        some = lanes[:, first : first + at_once]
+        total += _mix(some ^ _mix(np.arange(first, first + some.shape[1], dtype=np.uint64))).sum(axis=1, dtype=np.uint64)
     return _mix(total)
 
 

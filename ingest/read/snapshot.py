@@ -6,25 +6,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
+from pydantic import field_serializer, field_validator
 
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError
+from penstock.ingest.columns.arrays import rebatched
 from penstock.ingest.columns.casts import cast_array
-from penstock.ingest.columns.fixed_shape import single_chunk
-from penstock.ingest.columns.type_text import parse_type, type_text
-from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
-from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.files.listing import SourceFile, as_columns, refuse_in_two_splits
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.inspection import inspect_files, inspect_head, threads_for
-from penstock.ingest.read.unify import given_types, unify
+from penstock.ingest.read.unify import SourceColumn, given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.ingest.task_counts import count_rows
@@ -45,16 +45,6 @@ BATCH_BYTES = 64 << 20
 """About as much of rows that are prepared together, by their mean size; a row that is larger is alone."""
 
 
-class SourceColumn(Section):
-    """One column of the source."""
-
-    name: str
-    type: str
-    """Arrow type as text (penstock.ingest.columns.type_text)."""
-    from_folder: bool = False
-    """Whether the value is in the folders' names (`month=2011-01/`), not in the files."""
-
-
 class SourceSnapshot(Section):
     """The source at one moment: every file with its row count, and the schema all of them are read with."""
 
@@ -62,6 +52,15 @@ class SourceSnapshot(Section):
     format: str
     files: tuple[SourceFile, ...]
     columns: tuple[SourceColumn, ...]
+
+    @field_serializer("files", when_used="json")
+    def _as_columns(self, files: tuple[SourceFile, ...]) -> dict[str, Any]:
+        return as_columns(files)
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _of_columns(cls, files: Any) -> Any:
+        return tuple(SourceFile.of_columns(files)) if isinstance(files, dict) else files
 
     @property
     def rows(self) -> int:
@@ -99,21 +98,10 @@ class RowBatch(NamedTuple):
 
     table: pa.Table
     """The unified schema."""
-    file: SourceFile
-    """The file of the first row."""
     first_row: int
-    """Index of the first row in `file`."""
+    """Index of the first row in its file."""
     files: tuple[SourceFile, ...]
-    """The file of each row where files are one row each (images, `text.rows: file`), else only `file`."""
-    unreadable: pa.Array | None = None
-    """Under `data.invalid: quarantine`, of `UNREADABLE_FIELD`: which rows hold a value that does not read as its type, and is
-    null in `table`. None if all rows read."""
-
-    def where(self, row: int) -> str:
-        """Name the place of row `row` of this batch, for a message."""
-        if len(self.files) > 1:
-            return self.files[row].uri
-        return f"{self.file.uri}, row {self.first_row + row} (from 0)"
+    """The file of each row where files are one row each (images, `text.rows: file`), else one file."""
 
 
 def read_source(
@@ -155,8 +143,9 @@ def read_source(
     if problems:
         raise _joined(problems, len(files))
     _refuse_empty(data, files, facts)
-    if not reader.one_row_per_file:
-        _refuse_copies([file for file, fact in zip(files, facts, strict=True) if fact.rows])
+    if not reader.one_row_per_file:  # single rows are compared when they are prepared
+        filled = (file for file, fact in zip(files, facts, strict=True) if fact.rows and file.content is not None)
+        refuse_in_two_splits(((file.content, file.size_bytes), file) for file in filled)
     columns = unify(data, reader, files, facts)
     in_files = [column.name for column in columns if not column.from_folder and not reader.missing_is_null]
     return SourceSnapshot(
@@ -170,7 +159,7 @@ def read_source(
             )
             for file, fact in zip(files, facts, strict=True)
         ),
-        columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
+        columns=tuple(columns),
     )
 
 
@@ -183,24 +172,6 @@ def _refuse_empty(data: DataSpec, files: Sequence[SourceFile], facts: Sequence[F
         if not count:
             named = f"{files[0].uri} holds" if len(files) == 1 else f"the files of data.{split} hold"
             raise DataError(f"{named} no rows", next_step=f"write {data.place(split)} again, or correct data.{split}")
-
-
-def _refuse_copies(files: Sequence[SourceFile]) -> None:
-    """Refuse files of many rows that are in two splits; single rows are compared when they are prepared."""
-    seen: dict[tuple[str, int], SourceFile] = {}
-    copies = []
-    for file in files:
-        if file.content is not None:
-            first = seen.setdefault((file.content, file.size_bytes), file)
-            if first.location != file.location:
-                copies.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
-    if copies:
-        found = counted(len(copies), "source file is a copy", "source files are copies")
-        raise DataError(
-            f"{found} of one in another split: the model would be judged on rows it has seen",
-            problems=capped(copies),
-            next_step="leave the copies out of one split, or take held-out rows by a rule (data.test: {fraction: 0.1})",
-        )
 
 
 def iterate_rows(
@@ -230,24 +201,16 @@ def iterate_rows(
     for file in files:
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            tables = _tables(data, reader, file, snapshot, batch_rows, piece)
-            for table in timed("read", _rebatched(tables, batch_rows)):
-                table, unreadable = _without_marks(table)
+            tables = rebatched(_tables(data, reader, file, snapshot, batch_rows, piece), batch_rows, BATCH_BYTES)
+            for table in timed("read", (table.combine_chunks() for table in tables)):
                 count_rows(table.num_rows, table.nbytes)
-                yield RowBatch(table, file, first_row, (file,), unreadable)
+                yield RowBatch(table, first_row, (file,))
                 first_row += table.num_rows
         if first_row != end:
             raise DataError(
                 f"{file.uri}: had {counted(file.rows or 0, 'row')} when the source was read and has {first_row} now",
                 next_step="run again; files must not change while a pipeline reads them",
             )
-
-
-def _without_marks(table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
-    if UNREADABLE not in table.column_names:
-        return table, None
-    marks = single_chunk(table.column(UNREADABLE))
-    return table.drop_columns([UNREADABLE]), marks if marks.null_count < len(marks) else None
 
 
 def _joined(problems: list[DataError], num_files: int) -> DataError:
@@ -281,8 +244,6 @@ def _tables(
             rows = min(batch_rows, end - first_row)
             yield pa.table([_constant(file, field, constant[field.name], rows) for field in schema], schema=schema)
         return
-    if data.invalid == "quarantine" and reader.marks_unreadable:
-        in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
     kept = optional("penstock.ingest.read.parsed.rows:parsed_tables") if reader.hands_on_rows else None
     tables = None if kept is None else kept(data, snapshot.format, file, in_file, piece)
     if tables is None:
@@ -309,26 +270,6 @@ def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -
             f"{file.uri}: the folder is named {field.name}={value}, which does not read as {field.type}",
             next_step=f"rename the folder, or set data.types: {{{in_yaml(field.name)}: string}}",
         ) from error
-
-
-def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column.
-
-    Such a table is cut where it would be of more than `BATCH_BYTES`; the one after it begins where it would have begun.
-    """
-    held: list[pa.Table] = []
-    held_bytes, left = 0, batch_rows
-    for table in tables:
-        row_bytes = max(1, table.nbytes // max(1, table.num_rows))
-        while table.num_rows:
-            take = min(left, max(1, (BATCH_BYTES - held_bytes) // row_bytes), table.num_rows)
-            held.append(table.slice(0, take))
-            table, left, held_bytes = table.slice(take), left - take, held_bytes + take * row_bytes
-            if not left or held_bytes + row_bytes > BATCH_BYTES:
-                yield pa.concat_tables(held).combine_chunks()
-                held, held_bytes, left = [], 0, left or batch_rows
-    if held:
-        yield pa.concat_tables(held).combine_chunks()
 
 
 def opens_files(data: DataSpec, snapshot: SourceSnapshot) -> bool:
@@ -367,14 +308,11 @@ def _batch_of(
     parts = [group[start : start + _TASK_FILES] for start in range(0, len(group), _TASK_FILES)]
     with unchanged(group, pool.map) if opened else nullcontext(), phase("read"):
         tables = list((pool.map if opened else map)(partial(_one_row_each, data, reader, snapshot), parts))
-    table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
-    return RowBatch(table, group[0], 0, tuple(group), unreadable)
+    return RowBatch(pa.concat_tables(tables).combine_chunks(), 0, tuple(group))
 
 
 def _one_row_each(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile]) -> pa.Table:
     schema = snapshot.arrow_schema()
     if any(column.from_folder for column in snapshot.columns) or any(file.lacks for file in files) or not len(schema):
         return pa.concat_tables([next(_tables(data, reader, file, snapshot, 1)) for file in files])
-    if data.invalid == "quarantine" and reader.marks_unreadable:
-        schema = schema.append(UNREADABLE_FIELD)
     return reader.rows(files, schema)

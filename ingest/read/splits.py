@@ -150,8 +150,8 @@ def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
 
 def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
     names, form = table.column_names if data.columns is None else data.columns, format_of(data)
-    content = [name for name in names if name in (form.identity or {*names}.difference(form.not_features))]
-    return table.select(content or names)
+    hashed = set(form.identity) or {*names}.difference(form.not_features)
+    return table.select([name for name in names if name in hashed] or names)
 
 
 def hash_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:

@@ -59,7 +59,7 @@ def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: Sou
     by_time = isinstance(data.test, SplitRule) and data.test.is_by_time
     only_test = data.model_copy(update={"validation": None})
     for batch in iterate_rows(data, snapshot, [file], _BATCH_ROWS):
-        table = batch.table if batch.unreadable is None else batch.table.filter(batch.unreadable.is_null())
+        table = batch.table
         if by_time:  # rows of the test split do not count for the shares
             table = table.filter(pa.array(split_codes(only_test, table, batch.files) == SPLITS.index("train")))
         hashes.append(hash_positions(data, table, batch.files, deal))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 
+from penstock.config import Section
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import promote
-from penstock.ingest.columns.type_text import has_type_text, parse_type
+from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
 from penstock.messages import capped, counted, did_you_mean, in_yaml
 
-__all__ = ["UnifiedColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
+__all__ = ["SourceColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
 
 
 _NAMED_FILES = 3
@@ -35,16 +35,17 @@ def given_types(data: DataSpec) -> dict[str, pa.DataType]:
     return types
 
 
-class UnifiedColumn(NamedTuple):
-    """A column as all files have it."""
+class SourceColumn(Section):
+    """One column of the source."""
 
     name: str
-    kind: pa.DataType
-    from_folder: bool
-    """Whether the folders' names give its value, and no file does."""
+    type: str
+    """Arrow type as text (penstock.ingest.columns.type_text)."""
+    from_folder: bool = False
+    """Whether the value is in the folders' names (`month=2011-01/`), not in the files."""
 
 
-def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> list[UnifiedColumn]:
+def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> list[SourceColumn]:
     """Return the columns of the dataset with their types, in the order of `data.columns` or else of the files.
 
     Raises:
@@ -63,7 +64,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     strays: list[str] = []
     missing = False
     to_set: dict[str, str] = {}
-    unified: list[UnifiedColumn] = []
+    unified: list[SourceColumn] = []
     for name in present if data.read_columns is None else [name for name in data.read_columns if name in present]:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
         if len(having) < len(files) and not reader.missing_is_null and data.missing_columns == "error":
@@ -91,21 +92,17 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
             if not any(map(pa.types.is_nested, found)):
                 to_set[name] = "int64" if all(map(_is_whole, found)) else "string"
         else:
-            unified.append(UnifiedColumn(name, kind, name not in in_files))
+            unified.append(SourceColumn(name=name, type=type_text(kind), from_folder=name not in in_files))
             if name not in types and (stray := _stray(name, files, facts)):
                 strays.append(stray)
                 to_set[name] = "string"
     if problems or strays:
         where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
         given = ", ".join(f"{in_yaml(name)}: {kind}" for name, kind in to_set.items())
-        cures = {
-            f"repair the rows, or read the columns as types that hold all of them: data.types: {{{given}}}": given,
-            "write the files again with one readable type for each column, or name the other columns in data.columns": len(
-                to_set
-            )
-            < len(problems),
-            "or read nulls where a file lacks a column: data.missing_columns: null": missing,
-        }
+        as_types = f"repair the rows, or read the columns as types that hold all of them: data.types: {{{given}}}"
+        anew = "write the files again with one readable type for each column, or name the other columns in data.columns"
+        as_nulls = "or read nulls where a file lacks a column: data.missing_columns: null"
+        cures = {as_types: bool(to_set), anew: len(to_set) < len(problems), as_nulls: missing}
         raise DataError(
             f"{where}: the columns do not fit together" if problems else f"{where}: there is text among numbers",
             problems=capped([*problems, *strays]),

@@ -73,9 +73,12 @@ class PartOf:
         self._ends = ends
         rows, many = int(ends.max(initial=0)), len(ends) > _MANY
         self._shift = max(0, (rows // ((1 if many else _BUCKETS) * max(1, len(ends)))).bit_length() - 1)
-        found = ends.searchsorted(np.arange(0, rows + (1 << self._shift), 1 << self._shift), side="right")
-        self._ends_inside = int(np.diff(found).max(initial=0))
-        self._table = found.astype(np.int32) if many else found
+        buckets = -(-rows >> self._shift) + 1
+        self._table = np.empty(buckets, np.int32 if many else np.int64)
+        for begin in range(0, buckets, _MANY):  # in pieces: a million shards are found in the memory that the table takes
+            firsts = np.arange(begin, min(begin + _MANY, buckets)) << self._shift
+            self._table[begin : begin + _MANY] = ends.searchsorted(firsts, side="right")
+        self._ends_inside = int(np.diff(self._table).max(initial=0))
 
     def __call__(self, ids: Ids) -> Ids:
         """Return the part of each row: int64, shape (n,) to (n,)."""
@@ -97,28 +100,42 @@ class LaneRows:
         window_rows: about the rows of the windows of all lanes together; 0 shuffles each lane as a whole.
         run_rows: rows of the runs that a window is made of; 0 takes whole shards.
         stored: deal the shards, and read each lane, as stored.
+        streamed: the shards are units of a stream, each prepared once: one that is cut between two lanes comes first in both,
+            or last in both, and windows are at most `window_rows`, or a unit in each lane.
     """
 
     def __init__(
-        self, shards: ArrayLike, lanes: int, seed: int, window_rows: int = 0, run_rows: int = 0, *, stored: bool = False
+        self,
+        shards: ArrayLike,
+        lanes: int,
+        seed: int,
+        window_rows: int = 0,
+        run_rows: int = 0,
+        *,
+        stored: bool = False,
+        streamed: bool = False,
     ) -> None:
         sizes = np.asarray(shards, np.int64)
         self.rows, self.lanes, self._seed, self._stored = int(sizes.sum()), lanes, seed, stored
+        self._streamed = streamed
         deal = np.arange(len(sizes)) if stored else Permutation(len(sizes), hash_words(seed, _DEAL))(np.arange(len(sizes)))
         ends = np.cumsum(sizes[deal])
+        begins = ends - sizes[deal]
         self._lane_rows, more = divmod(self.rows, lanes)
         self._sizes = np.full(lanes, self._lane_rows) + (np.arange(lanes) < more)
         self._begins = np.cumsum(self._sizes) - self._sizes
         runs = np.arange(0, self.rows, max(run_rows, -(-self.rows // PARTS_MOST))) if run_rows else np.empty(0, np.int64)
         # Parts of the line that lie in one shard, in one lane and in one run.
-        self._part_begins = np.unique(np.concatenate([ends - sizes[deal], self._begins, runs]))
-        shard = np.searchsorted(ends, self._part_begins, side="right")
-        self._row_0 = (np.cumsum(sizes) - sizes)[deal][shard] + self._part_begins - (ends - sizes[deal])[shard]
-        self._shard = deal[shard]
+        self._part_begins = np.unique(np.concatenate([begins, self._begins, runs]))
+        shard = np.searchsorted(ends, self._part_begins, side="right").astype(np.int32)
+        self._row_0 = ((np.cumsum(sizes) - sizes)[deal] - begins)[shard]
+        self._row_0 += self._part_begins
+        self._shard = deal.astype(np.int32)[shard]
         self.windows, self._mean_part_rows = 1, run_rows or self.rows / len(sizes)
         if window_rows:
             least = 1 if run_rows else self._mean_part_rows
-            self.windows = max(1, int(self._lane_rows / max(least, window_rows / lanes)))
+            windows = self._lane_rows / max(least, window_rows / lanes)
+            self.windows = max(1, math.ceil(windows) if streamed else int(windows))
         self._parts = functools.lru_cache(maxsize=1)(self._parts_of)
         self._network = functools.lru_cache(maxsize=4)(self._network_of)
 
@@ -150,6 +167,21 @@ class LaneRows:
         parts = (self._part_begins >= self._begins[min(low, self.lanes - 1)]) & (self._part_begins < ends)
         shards, first = np.unique(self._shard[parts], return_index=True)
         return shards[np.argsort(first)]
+
+    def part_uses(self, epoch: int) -> tuple[Ids, Ids, Ids]:
+        """Return each part's shard, its lane, and the position where the window ends that has its last row: int64 [parts]."""
+        lengths = np.diff(self._part_begins, append=self.rows)
+        order = np.argsort(self._part_words(epoch), kind="stable") if self.windows > 1 else np.arange(len(lengths))
+        ends = np.cumsum(lengths[order])
+        lane = np.searchsorted(self._begins, ends) - 1
+        window_ends = np.arange(1, self.windows + 1) * self._lane_rows // self.windows
+        window_ends[-1] = self._sizes.max()
+        offsets = window_ends[np.searchsorted(window_ends, ends - self._begins[lane])]
+        return self._shard[order].astype(np.int64), lane, np.minimum(offsets * self.lanes, self.rows)
+
+    def window_at(self, position: int) -> int:
+        """Return the number of the window that a position lies in."""
+        return self._window_at(position // self.lanes)
 
     @property
     def window_rows(self) -> int:
@@ -188,7 +220,11 @@ class LaneRows:
         words *= np.uint64(GOLDEN)
         words += np.uint64(self._word(epoch, _PARTS))
         words = mix_words(words) >> np.uint64(16)
-        words |= np.searchsorted(self._begins, self._part_begins, side="right").astype(np.uint64) << np.uint64(48)
+        lane = np.searchsorted(self._begins, self._part_begins, side="right")
+        if self._streamed:
+            begun = np.flatnonzero(np.diff(self._shard) == 0)  # its end lies in the next lane
+            words[begun] = words[begun + 1] = np.where(lane[begun] % 2, 0, (1 << 48) - 1)
+        words |= lane.astype(np.uint64) << np.uint64(48)
         return words
 
     def _network_of(self, epoch: int, window: int) -> _Network:

@@ -37,6 +37,9 @@ Ids = NDArray[np.int64]
 GROUPS_PER_WINDOW = 32
 """Groups of consecutive rows, from all over the split, in one window: enough to mix well, few enough to read each in one go."""
 
+UNITS_BYTES = 1 << 30
+"""Most bytes that the units of a stream in use, one for each lane of `lanes: auto`, take on all workers beyond a window."""
+
 _GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # purpose of a permutation, part of its key
 
 _CALL_ROWS = 8192
@@ -85,8 +88,8 @@ class ShardRows(Section):
 class Order(Section):
     """The order of one split's rows in every epoch. Plain data; the same in every process."""
 
-    version: Literal[1, 2] = 1
-    """2: rows are dealt to lanes (ingest/shuffle/lanes.py)."""
+    version: Literal[1, 2, 3] = 1
+    """2: rows are dealt to lanes (ingest/shuffle/lanes.py); 3: those of a stream, whose units are the shards."""
     mode: Literal["none", "windowed", "global"]
     seed: int = 0
     """Taken modulo 2**64."""
@@ -112,7 +115,7 @@ class Order(Section):
         count = self.shards.count
         if count and self.shards.is_held and (found := int(self.shards.rows.sum())) != self.rows:
             raise ValueError(f"the shards have {found} rows, the split {self.rows}")
-        if (self.version == 2) != (self.lanes > 1) or (self.lanes > 1 and (not count or self.lanes > self.rows)):
+        if (self.version == 1) != (self.lanes == 1) or (self.lanes > 1 and (not count or self.lanes > self.rows)):
             raise ValueError(f"version {self.version} has no {self.lanes} lanes of {count} shards, {self.rows} rows")
         return self
 
@@ -144,7 +147,8 @@ class Order(Section):
     @property
     def lane_rows(self) -> LaneRows:
         """The rows of `lanes`, if there are several."""
-        return _lane_rows(self.shards, self.lanes, self.seed, self.window_rows, self.run_rows, self.mode == "none")
+        stored, streamed = self.mode == "none", self.version == 3
+        return _lane_rows(self.shards, self.lanes, self.seed, self.window_rows, self.run_rows, stored, streamed)
 
     @property
     def group_rows(self) -> int:
@@ -270,35 +274,51 @@ def _dealt_shards(shards: ShardRows, window_rows: int, seed: int, epoch: int) ->
     return _Dealt(ends, shift, np.array(window_ends, np.int64))
 
 
-def make_order(shuffle: ShuffleSpec, rows: int, shards: ArrayLike = (), batch_rows: int = 1) -> Order:
+def make_order(
+    shuffle: ShuffleSpec, rows: int, shards: ArrayLike = (), batch_rows: int = 1, unit_bytes: ArrayLike | None = None
+) -> Order:
     """Make the order of a `shuffle` section over a split of `rows` rows. Fields without effect stay 0.
 
     Args:
         shards: rows of each shard of the split, in row order; needed for lanes and windows of whole shards.
         batch_rows: of a step over all workers, which `lanes: auto` divides.
+        unit_bytes: of a stream, whose units are the shards: bytes of each.
 
     Raises:
-        SpecError: there are fewer rows than `shuffle.lanes`.
+        SpecError: there are fewer rows than `shuffle.lanes`, or lanes would be smaller than a unit of a stream.
     """
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
     by_shards = shuffle.mode == "windowed" and shuffle.window_of == "shards"
     lanes, found = shuffle.most_lanes(batch_rows), ShardRows.of(shards)
+    streamed, most_rows = unit_bytes is not None, int(found.rows.max(initial=1))
     if shuffle.lanes == "auto":
-        lanes = min(lanes, 1 << found.count.bit_length() >> 1) or 1
+        at_most = found.count
+        if unit_bytes is not None:
+            most_bytes = int(np.max(unit_bytes, initial=1))
+            at_most = min(rows // most_rows, max(window // most_rows, UNITS_BYTES // most_bytes))
+        lanes = min(lanes, 1 << at_most.bit_length() >> 1) or 1
     elif lanes > rows:
         raise SpecError(f"shuffle.lanes: {lanes} lanes for {counted(rows, 'row')}", next_step="use fewer, or lanes: auto")
+    elif streamed and lanes > 1 and rows // lanes < most_rows:
+        raise SpecError(
+            f"shuffle.lanes: {lanes} lanes of {rows // lanes:,} rows are smaller than the stream's largest unit (a file, or a "
+            f"piece of a large one), which has {most_rows:,}",
+            next_step="use fewer, or lanes: auto, smaller files, or materialize.cache: disk",
+        )
     return Order(
-        version=1 if lanes == 1 else 2, mode=shuffle.mode, seed=seed, rows=rows, window_rows=window,
+        version=1 if lanes == 1 else 3 if streamed else 2, mode=shuffle.mode, seed=seed, rows=rows, window_rows=window,
         shards=found if by_shards or lanes > 1 else ShardRows(), lanes=lanes,
-        run_rows=max(1, window // GROUPS_PER_WINDOW) if lanes > 1 and window and not by_shards else 0,
+        run_rows=max(1, window // GROUPS_PER_WINDOW) if lanes > 1 and window and not by_shards and not streamed else 0,
         sample=shuffle.sample, by_length=shuffle.by_length,
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4)
-def _lane_rows(shards: ShardRows, lanes: int, seed: int, window_rows: int, run_rows: int, stored: bool) -> LaneRows:
-    return LaneRows(shards.rows, lanes, seed, window_rows, run_rows, stored=stored)
+def _lane_rows(
+    shards: ShardRows, lanes: int, seed: int, window_rows: int, run_rows: int, stored: bool, streamed: bool
+) -> LaneRows:
+    return LaneRows(shards.rows, lanes, seed, window_rows, run_rows, stored=stored, streamed=streamed)
 
 
 @functools.lru_cache(maxsize=64)

@@ -24,11 +24,14 @@ from penstock.temporary import own_folder, remove_unowned, user_folder
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.source import read_source_text
 
-__all__ = ["BINARY", "Package", "file_content"]
+__all__ = ["BINARY", "CAPTURED", "Package", "file_content"]
 
 
 BINARY = "base64:"
 """Prefix of a captured data file's content; Python files are kept as text."""
+
+CAPTURED = "penstock_user_"
+"""Begin of the names of captured modules."""
 
 
 class Package(importlib.abc.MetaPathFinder):
@@ -48,7 +51,7 @@ class Package(importlib.abc.MetaPathFinder):
     @classmethod
     def of(cls, files: dict[str, str], origin: str) -> Package:
         """Return the package of these files (path to content) in this process, made on first use."""
-        root = f"penstock_user_{digest_of(files)[:16]}"
+        root = f"{CAPTURED}{digest_of(files)[:16]}"
         with cls._lock:
             if root not in cls._known:
                 cls._known[root] = cls(root, files, origin)
@@ -110,7 +113,7 @@ def _write(files: dict[str, str], root: str) -> tuple[Path, IO[bytes]]:
     """Write the files, each one atomically, to a folder that lasts while a process has them; return it and its lock."""
     folder = user_folder() / root
     owner = own_folder(folder, shared=True)
-    remove_unowned(other for other in user_folder().glob("penstock_user_*") if other != folder)
+    remove_unowned(other for other in user_folder().glob(f"{CAPTURED}*") if other != folder)
     for path, content in files.items():
         target, data = folder / path, file_content(path, content)
         if not target.is_file() or target.read_bytes() != data:

@@ -58,7 +58,7 @@ class HeldOut:
         files = [file for file in self.snapshot.files if file.location == self.location(split)]
         at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
         rows = split_rows(self.data, self.snapshot, files, at_once)
-        return ((table, origin) for of, table, origin in rows if of == split and origin.unreadable is None)
+        return ((table, origin) for of, table, origin in rows if of == split)
 
 
 def held_out_of(ctx: RunContext) -> HeldOut:

@@ -25,7 +25,7 @@ __all__ = ["ModelsCompared", "Scorer", "compare_models"]
 
 
 MOST_SCORES = 40_000_000
-"""Numbers that are kept of each model: 160 MB. A row has one, or one for each class."""
+"""Numbers of each model, 160 MB, with which no further table is read. A row has one, or one for each class."""
 
 
 class ModelsCompared(NamedTuple):
@@ -60,12 +60,10 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         raise DataError(f"only one class or one number a row can be compared, and they predict {_WORDS[kinds[0]]}")
     for model, whose in ((holder, "it was"), (new, "the new version was")):
         if not model.can_predict:
-            raise DataError(f"{whose} trained by a recipe without `predict`")
-    targets, outputs, unanswered, lost, neither, first_problem, cut = [], [], 0, 0, 0, None, False
-    left = MOST_SCORES // max(1, new.schema.num_classes or 1)
+            raise DataError(f"{whose} trained without {model.predicts_by}")
+    targets, outputs, rows, unanswered, lost, neither, first_problem, cut = [], [], 0, 0, 0, 0, None, False
     for table in tables:
-        if not left:
-            cut = True
+        if cut := rows * (new.schema.num_classes or 1) >= MOST_SCORES:
             break
         target, old_target = new.labels(table), holder.labels(table) if kinds[0] == "regression" else None
         known = ~np.isnan(target)
@@ -82,13 +80,9 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
         lost += int((mine_failed & ~theirs_failed).sum())
         neither += int((mine_failed & theirs_failed).sum())
         used = known & ~mine_failed & ~theirs_failed
-        if np.count_nonzero(used) > left:
-            used &= np.cumsum(used) <= left
-            cut = True
-        left -= int(np.count_nonzero(used))
+        rows += int(used.sum())
         targets.append(target[used])
         outputs.append((mine[used], theirs[used]))
-    rows = sum(map(len, targets))
     if not rows:
         failed = f" (the new version answers none of {lost + neither:,} rows)" if lost + neither else ""
         raise DataError(first_problem or f"there are no held-out rows with a label that both can answer{failed}")

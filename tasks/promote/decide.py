@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.schema import METRICS_OF, Split
@@ -16,9 +16,6 @@ from penstock.tasks.model.held_out import held_out_of
 from penstock.training.evaluation.paired import Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
-
-if TYPE_CHECKING:
-    from penstock.tasks.promote.compare import ModelsCompared
 
 __all__ = ["below_floors", "decide", "weigh"]
 
@@ -40,6 +37,7 @@ def decide(
     """
     policy = ctx.project.spec.register_.promote
     assert policy is not None
+    move = policy.otherwise == "move"
     below = below_floors(policy, ctx.output("evaluate").get("slices", []))
     if holder == new.version:
         return Promotion(moved=True, reason=below or "nothing is to be compared", holder=holder)
@@ -50,11 +48,14 @@ def decide(
     try:
         if policy.is_reported:
             return _by_reports(policy, holder, report, registry.tags(uri, new.name, holder))
-        compared = _compared(ctx, registry, uri, new, holder, *_split_and_name(policy))
+        from penstock.tasks.promote.compare import compare_models  # it loads pandas
+
+        split, metric = _split_and_name(policy)
+        models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
+        compared = compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
     except SpecError:
         raise
     except PenstockError as error:
-        move = policy.otherwise == "move"
         reason = f"version {holder}, which holds it, cannot be compared: {error.message}"
         reason += "; register.promote.otherwise is move" if move else "; register.promote.otherwise: move would move it"
         return Promotion(moved=move, reason=reason, holder=holder, metric=policy.metric)
@@ -67,7 +68,6 @@ def decide(
     if compared.neither:
         reason += f"; neither version has an answer to {counted(compared.neither, 'row')}"
     if compared.lost:
-        move = policy.otherwise == "move"
         reason += f"; version {new.version} has no answer to {counted(compared.lost, 'row')} that version {holder} answers"
         reason += "" if move or not moved else ", so it stays; register.promote.otherwise: move would move it"
         moved = moved and move
@@ -93,15 +93,6 @@ def _by_reports(policy: PromoteSpec, holder: str, report: Mapping[str, Any], tag
     sentence = f"reported {policy.metric} {after:.4f}, where version {holder} has {before:.4f} ({after - before:+.4f})"
     moved, reason = _is_gain(policy, before, after, sentence)
     return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, before=before, after=after)
-
-
-def _compared(
-    ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str, split: Split, metric: str
-) -> ModelsCompared:
-    from penstock.tasks.promote.compare import compare_models  # it loads pandas
-
-    models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
-    return compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
 
 
 def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[bool, str]:

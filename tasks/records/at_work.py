@@ -11,11 +11,11 @@ never begin it twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from penstock.errors import LeaseHeldError, ServiceError
-from penstock.lease import LeaseHolder, current_holder, hold_lease, is_left, wait_until_free
+from penstock.errors import LeaseHeldError
+from penstock.lease import LeaseHolder, current_holder, delete_left, hold_lease, wait_until_free
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import lease_path, run_leases
 
@@ -31,8 +31,10 @@ def choosing_a_run(
     pipeline: str,
     on_lost: Callable[[LeaseHeldError], None] = lambda _error: None,
     on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
-) -> Iterator[None]:
+) -> Iterator[list[str]]:
     """Be the only process that chooses, begins or repairs a run of the pipeline, and wait for a cleaning of the storage to end.
+
+    Yields the runs that may be at work: no other process begins one meanwhile.
 
     Args:
         on_lost: as of `hold_lease`.
@@ -43,16 +45,11 @@ def choosing_a_run(
     """
     with hold_lease(storage, lease_path(pipeline), on_lost, brief=True, on_wait=on_wait):
         wait_until_free(storage, CLEANUP_LEASE, on_wait)
-        folder = run_leases(pipeline)
-        for run in storage.list(folder):
-            if is_left(storage, f"{folder}/{run}"):
-                with suppress(OSError, ServiceError):  # the next that chooses tries it again
-                    storage.delete(f"{folder}/{run}")
-        yield
+        yield delete_left(storage, run_leases(pipeline))
 
 
-def holders_of_runs(storage: Storage, pipeline: str) -> dict[str, LeaseHolder]:
-    """Map each run at work to its living process, without trials of a sweep."""
+def holders_of_runs(storage: Storage, pipeline: str, runs: Sequence[str] | None = None) -> dict[str, LeaseHolder]:
+    """Map each run at work to its living process, without trials of a sweep; `runs` are those that may be, if that is known."""
     folder = run_leases(pipeline)
-    found = {run: current_holder(storage, f"{folder}/{run}") for run in storage.list(folder)}
+    found = {run: current_holder(storage, f"{folder}/{run}") for run in (storage.list(folder) if runs is None else runs)}
     return {run: holder for run, holder in found.items() if holder is not None}

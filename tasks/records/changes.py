@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.config import Section, leaves
 from penstock.tasks.records.keys import StageKey, changed_inputs, short_value
-from penstock.tasks.records.ledger import Ledger, Run
+from penstock.tasks.records.ledger import Run
 from penstock.tasks.stages import STAGES, StageName
 
-__all__ = ["Before", "Change", "Changes", "changes", "why_run"]
-
-_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
+__all__ = ["Change", "Changes", "changes", "why_run"]
 
 _NAMED = 3
 
@@ -54,20 +51,7 @@ class Changes(Section):
         return [*data, *code, *(f"spec: {change}" for change in self.spec), *(f"version: {c}" for c in self.versions)]
 
 
-class Before(Section):
-    """One side of a comparison: what is on record of a run."""
-
-    run: str
-    spec: dict[str, Any]
-    keys: dict[str, StageKey]
-
-    @classmethod
-    def of(cls, ledger: Ledger, run: Run) -> Before:
-        """Read a run from the ledger."""
-        return cls(run=run.run, spec=run.spec, keys=run.keys)
-
-
-def changes(before: Before, after: Before) -> Changes:
+def changes(before: Run, after: Run) -> Changes:
     """Compare two runs."""
     old, new = (dict(leaves(side.spec)) for side in (before, after))
     spec = [Change(name=name, before=old.get(name), after=new.get(name)) for name in dict.fromkeys([*old, *new])]
@@ -88,8 +72,8 @@ def changes(before: Before, after: Before) -> Changes:
     )
 
 
-def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before) -> list[str]:
-    """Explain why a stage cannot reuse an output: each input that differs from the run before, down to the definition."""
+def why_run(stage: StageName, key: StageKey, before: Run | None, now: str) -> list[str]:
+    """Explain why a stage of run `now` cannot reuse an output: each input that differs from the run before."""
     old = before.keys.get(stage) if before is not None else None
     if before is None or old is None:
         return ["it has never run"]
@@ -99,15 +83,10 @@ def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before)
     if code := _code_changes(old.inputs, key.inputs):
         found.append(f"code: {_some(code)} changed")
     above = [name for name in key.inputs if name.startswith("key.") and old.inputs.get(name) != key.inputs[name]]
-    found = [_without_digests(line) for line in found] + [f"{name.removeprefix('key.')} has changed" for name in above]
-    if not found and before.run != now.run:
-        return [f"run {now.run} is a new one, and this is the first time that it gets here"]
+    found += [f"{name.removeprefix('key.')} has changed" for name in above]
+    if not found and before.run != now:
+        return [f"run {now} is a new one, and this is the first time that it gets here"]
     return found or ["it was not finished before"]
-
-
-def _without_digests(line: str) -> str:
-    name, separator, values = line.partition(": ")
-    return f"{name}: others than before" if separator and len(_DIGEST.findall(values)) == 2 else line
 
 
 def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -72,10 +72,10 @@ class RunData:
 
     def split_profile(self, split: str) -> dict[str, Any]:
         """Describe a split's rows for a tracker's page: classes, files and bytes."""
-        own = [file for name, file in self.files.items() if name.startswith(f"{split}/")]
-        found = own or list(self.files.values())  # a fraction of the training files
+        read = self.snapshot.files if self.snapshot is not None else ()
+        found = [file for file in read if file.location == split] or read  # of a fraction, the training files
         classes = self.class_rows().get(split)
-        files = {"files": len(found), "bytes": sum(file["bytes"] for file in found)}
+        files = {"files": len(found), "bytes": sum(file.size_bytes for file in found)}
         return {**({"classes": classes} if classes else {}), **files}
 
     def file_classes(self) -> dict[str, dict[str, int]]:

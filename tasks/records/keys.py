@@ -7,17 +7,20 @@ corrected label among the held-out rows, trains nothing again. So these keys are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from penstock.config import Section
-from penstock.digest import digest_of
+from penstock.digest import canonical_json, digest_of, stream_digest
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS
+from penstock.installed import version_of
 from penstock.tasks.project import Project
 from penstock.tasks.stages import BEFORE_TRAINING, STAGES, UPSTREAM, StageName
 from penstock.training.frameworks.registry import FRAMEWORKS
@@ -29,6 +32,9 @@ __all__ = ["DECIDES", "StageKey", "changed_inputs", "framework_versions", "short
 
 OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 4, "shuffle": 2, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
+
+_FILES_NAMED = 10_000
+"""Most files of a split that a key names one by one, in some hundred bytes each."""
 
 DECIDES = "decides."
 """Prefix of inputs of `register` that decide about the alias, and not what the model is."""
@@ -114,7 +120,7 @@ def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) 
 
 def framework_versions(project: Project) -> dict[str, str]:
     """Distribution -> version, of the framework's libraries and of the package that adds it."""
-    found = {name: _version(name) for name in project.framework.libraries}
+    found = {name: version_of(name) for name in project.framework.libraries}
     return found | _package_of(FRAMEWORKS.origin(project.spec.train.framework))
 
 
@@ -147,8 +153,10 @@ def _changed_members(name: str, before: Mapping[str, Any], after: Mapping[str, A
 
 
 def short_value(value: Any) -> str:
-    """Format a value in at most 60 characters."""
+    """Format a value in at most 60 characters, a digest in 8."""
     text = "(none)" if value is None else str(value)
+    if re.fullmatch("[0-9a-f]{32}", text):
+        return text[:8]
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -166,18 +174,17 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
     leaves = dict(_leaves(data))
-    later = ("images.", "quarantine.")
-    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(later) and k not in elsewhere}
+    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith("images.") and k not in elsewhere}
     read |= {f"version.{n}": v for n, v in format_versions(data).items()}
     read |= {"version.format": added} if (added := format_origin(data)) else {}
-    files = {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files}
+    files = _files(project.files)
     states = sorted({f.state for f in project.files if f.state})
     source = {"files": files, **({"states": states} if states else {})}
     # Slices are of columns that the prepared rows may lack.
     slices = {"source": digest_of([read, source])} if spec.evaluate.slices else {}
     images = {f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")}
     return {
-        "read": {**read, **source, "version.pyarrow": _version("pyarrow")},
+        "read": {**read, **source, "version.pyarrow": version_of("pyarrow")},
         "preprocess": {
             "data.label": data.label,
             "data.invalid": data.invalid,
@@ -186,16 +193,16 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **transforms,
-            "version.numpy": _version("numpy"),
+            "version.numpy": version_of("numpy"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
+        | {"materialize.overlap": spec.overlaps}  # digests of splits are of other things
         | {"data.duplicates": data.duplicates}
-        | ({f"data.quarantine.{k}": v for k, v in _leaves(data.quarantine)} if data.invalid == "quarantine" else {})
         | {
-            "version.pyarrow": _version("pyarrow").split(".")[0],
-            "version.pillow": _version("pillow"),
-            "version.simplejpeg": _version("simplejpeg"),
-            "version.torch": _version("torch").split("+")[0],
+            "version.pyarrow": version_of("pyarrow").split(".")[0],
+            "version.pillow": version_of("pillow"),
+            "version.simplejpeg": version_of("simplejpeg"),
+            "version.torch": version_of("torch").split("+")[0],
         },
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)}
         | ({"shuffle.lanes_at_most": spec.shuffle.most_lanes(train.batch_rows)} if spec.shuffle.lanes == "auto" else {}),
@@ -209,7 +216,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"version.{n}": v for n, v in framework_versions(project).items()},
         },
         "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}
-        | {"version.torchmetrics": _version("torchmetrics"), **slices},
+        | {"version.torchmetrics": version_of("torchmetrics"), **slices},
         "register": {
             # The model keeps how raw rows are read and prepared.
             **read,
@@ -220,10 +227,22 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"register.{k}": v for k, v in _leaves(spec.register_)},
             "name": spec.name,
             **({"registry": registry} if registry != TrackingSpec().registry else {}),
-            **{f"version.{n}": _version(n) for n in project.registry.libraries},
+            **{f"version.{n}": version_of(n) for n in project.registry.libraries},
             **{f"version.{n}": v for n, v in _package_of(REGISTRIES.origin(registry)).items()},
         },
     }
+
+
+def _files(files: Sequence[SourceFile]) -> dict[str, str]:
+    """Name each file with its content; of a split with more than some thousand all as one, as every run's record holds them."""
+    found: dict[str, str] = {}
+    for location, some in itertools.groupby(files, lambda file: file.location):
+        if len(of_split := [*some]) <= _FILES_NAMED:
+            found |= {f"{location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in of_split}
+        else:
+            digest = stream_digest(canonical_json([f.name, f.size_bytes, f.fingerprint]).encode() for f in of_split)
+            found[f"{location}/*"] = digest
+    return found
 
 
 def _code_inputs(codes: Mapping[str, UserCode]) -> dict[str, Any]:
@@ -246,10 +265,3 @@ def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
         else:
             dumped = section.model_dump(mode="json", include={name})[name]
             yield f"{prefix}{name}", dumped
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "absent"

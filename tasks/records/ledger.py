@@ -6,7 +6,7 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     pipelines/<name>/trainings/<key>.json  the run whose training has that key, for a command that goes back
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
-    runs/<run>/environment.txt           versions and machine of its newest attempt
+    runs/<run>/environment.txt           versions and machine of its newest attempt that trained
     runs/<run>/figures/<split>-<name>.png  what evaluate drew
     runs/<run>/answers/<split>.arrow     the model's answer on each held-out row
     runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
@@ -23,7 +23,8 @@ import datetime as dt
 import io
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -89,7 +90,7 @@ class Cleaned(Section):
     at: str
     """UTC."""
     by: str
-    """What deleted them, as in `penstock clean of ann on host`."""
+    """What deleted them, as in `penstock clean on host`."""
 
     def __str__(self) -> str:
         return f"cleaned on {self.at[:10]} by {self.by}"
@@ -151,14 +152,15 @@ class Attempt(Section):
     """The version that it has registered; not one that it found registered already."""
     error: str | None = None
 
-    def why_failed(self, cleaned: Cleaned | None) -> list[str]:
-        """Return the lines of the error, if it failed, without the next step if the run is cleaned."""
-        lines = (self.error or "").splitlines() if self.status == "failed" else []
-        if not lines or cleaned is None:
-            return lines
-        again = self.command or "penstock run FILE"
-        lines = [line for line in lines if not line.startswith("Next: ")]
-        return [*lines, f"Next: {again} --fresh begins a new run; of this one nothing is left to continue"]
+    @property
+    def is_open(self) -> bool:
+        """Whether its end is missing here or in Prefect."""
+        return self.status == "running" or self.prefect_missed_end
+
+    @property
+    def why_failed(self) -> list[str]:
+        """The lines of the error, if it failed."""
+        return (self.error or "").splitlines() if self.status == "failed" else []
 
 
 class Run(Section):
@@ -267,7 +269,7 @@ class Ledger:
 
     def note_training(self, run: Run) -> None:
         """Let `run_with_training` find the run by its training's key, where that is known; its record must be saved first."""
-        if run.keys and run.keys["train"].key:
+        if run.keys and run.keys["train"].key not in ("", run.done_key):  # before it was done, it was noted
             self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
 
     def run_with_training(self, pipeline: str, key: str) -> Run | None:
@@ -334,23 +336,32 @@ class Ledger:
         found = (self.load_run(name) for name in self.storage.list("runs"))
         yield from sorted((run for run in found if run is not None), key=lambda run: run.created)
 
+    def attempt_numbers(self, run_id: str) -> list[int]:
+        """List the numbers of a run's attempts, in order."""
+        # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.
+        names = map(_ATTEMPT.fullmatch, self.storage.list(f"runs/{run_id}/attempts"))
+        return sorted(int(match[1]) for match in names if match)
+
     def attempts(self, run_id: str) -> list[Attempt]:
         """Read a run's attempts, in order."""
-        folder = f"runs/{run_id}/attempts"
-        found = (self.storage.read_record(f"{folder}/{name}", Attempt) for name in self.storage.list(folder))
-        return sorted(filter(None, found), key=lambda attempt: attempt.number)
+        return [*self._attempts(run_id, self.attempt_numbers(run_id))]
+
+    def left_open(self, run_id: str, numbers: Sequence[int]) -> list[Attempt]:
+        """Read the attempts after the newest closed one, in order: it has closed those before it."""
+        return [*takewhile(lambda attempt: attempt.is_open, self._attempts(run_id, reversed(numbers)))][::-1]
+
+    def _attempts(self, run_id: str, numbers: Iterable[int]) -> Iterator[Attempt]:
+        paths = (f"runs/{run_id}/attempts/{number:04d}.json" for number in numbers)
+        return filter(None, (self.storage.read_record(path, Attempt) for path in paths))
 
     def has_trained(self, run_id: str) -> bool:
         """Return whether workers of the run ever began to train, in an attempt that is on record."""
         return any(attempt.workers for attempt in self.attempts(run_id))
 
-    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None, **facts: Any) -> Attempt:
-        """Write the record of an attempt by this process, numbered after the last one; `facts` are further fields."""
-        # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.
-        numbers = [_ATTEMPT.fullmatch(name) for name in self.storage.list(f"runs/{run_id}/attempts")]
-        last = max((int(match[1]) for match in numbers if match), default=0)
+    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None, number: int = 0, **facts: Any) -> Attempt:
+        """Write the record of an attempt by this process, by default with the next number; `facts` are further fields."""
         attempt = Attempt(
-            number=last + 1,
+            number=number or max(self.attempt_numbers(run_id), default=0) + 1,
             process=ProcessIdentity.current(),
             started=utc_now(),
             prefect_flow_run_id=prefect_flow_run_id,

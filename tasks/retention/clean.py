@@ -32,7 +32,7 @@ class Cleaning:
 
     Attributes:
         aliased: version of a model, as `models:/name/3` -> the alias it has now.
-        by: what cleaned runs have on record, as in `penstock clean of ann on host`.
+        by: what cleaned runs have on record, as in `penstock clean on host`.
     """
 
     ledger: Ledger
@@ -50,18 +50,22 @@ class Cleaning:
         """
         return plan_cleanup(take_inventory(self.ledger, self.pipeline, self.aliased), self.pipeline, self.retention)
 
-    def clean(self, announce: Callable[[CleanupPlan], None], on_wait: Callable[[LeaseHolder], None]) -> CleanupPlan:
+    def clean(self, announce: Callable[[CleanupPlan], None], report: Callable[[str], None]) -> CleanupPlan:
         """Delete what goes, and return it.
 
         Args:
             announce: called with the plan before anything is deleted.
-            on_wait: called with the process of another cleaning, if that takes longer than two seconds.
+            report: prints a line, if another cleaning takes longer than two seconds.
 
         Raises:
             LeaseHeldError: as `plan`; or another process took this one for dead.
             ResumeError: the record of a run cannot be read.
         """
         storage, lost = self.ledger.storage, list[LeaseHeldError]()
+
+        def on_wait(holder: LeaseHolder) -> None:
+            report(f"waiting for another cleaning of the storage: {holder.process}")
+
         with hold_lease(storage, CLEANUP_LEASE, lost.append, brief=True, on_wait=on_wait):
             plan = self.plan()
             announce(plan)

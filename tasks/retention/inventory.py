@@ -67,7 +67,6 @@ def take_inventory(ledger: Ledger, pipeline: str, aliased: Mapping[str, str]) ->
         units=units,
         held=dict(_held(ledger, pipeline, (run for run in runs if run.pipeline == pipeline), aliased)),
         at_work=working,
-        rows_in_use=next(iter(working.values()), ""),
     )
 
 
@@ -120,14 +119,10 @@ def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[s
     for run in ledger.runs_with_alias(pipeline):
         yield run, "it gave an alias to its model last"
     for of in runs:
-        if of.sweep == of.run and _is_current_sweep(ledger.storage, of):
-            yield of.run, "the next tune continues it"
+        if of.sweep == of.run:
+            current_sweep = needed("penstock.tasks.tune.record:current_sweep", f"whether the sweep {of.run} goes on")
+            if current_sweep(ledger.storage, of.pipeline) == of.run:
+                yield of.run, "the next tune continues it"
         alias = aliased.get(str(of.result.get("model_uri")))
         if alias is not None:
             yield of.run, f"its model is {alias}"
-
-
-def _is_current_sweep(storage: Storage, run: Run) -> bool:
-    current_sweep = needed("penstock.tasks.tune.record:current_sweep", f"whether the sweep {run.run} goes on")
-    sweep = current_sweep(storage, run.pipeline)
-    return sweep is not None and sweep.sweep == run.run

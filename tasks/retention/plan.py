@@ -19,7 +19,7 @@ __all__ = ["RECORD_BYTES", "CleanupPlan", "Deletion", "Inventory", "RunUse", "pl
 RECORD_BYTES = 64 << 10
 """A record of a cleaned run stays up to this size: `log`, `compare` and `report` read it."""
 
-_ALWAYS = ("run.json", "sweep.json", "outbox.json")
+_ALWAYS = ("run.json", "outbox.json")
 _SMALL = ("environment.txt", "journal", "attempts", "trials")
 """Records of a run; a folder counts as one."""
 
@@ -52,8 +52,7 @@ class Inventory:
         files: path -> bytes, below `runs`, `datasets`, `units`, `stages` and `profiles`.
         units: dataset -> its units.
         held: run -> why it is kept, however old it is.
-        at_work: run -> which process works on it. Kept, and not counted among the newest: it may fail.
-        rows_in_use: which process may use any prepared rows of the storage; empty if none does.
+        at_work: run or sweep -> the process that works on it, and may use any prepared rows. Kept, and not among the newest.
     """
 
     files: Mapping[str, int]
@@ -62,7 +61,6 @@ class Inventory:
     units: Mapping[str, frozenset[str]] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
     at_work: Mapping[str, str] = field(default_factory=dict)
-    rows_in_use: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,11 @@ class CleanupPlan:
     kept: Mapping[str, str]
     rows_stay: str = ""
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes that are freed."""
+        return sum(each.size_bytes for each in self.deletions)
+
 
 def plan_cleanup(found: Inventory, pipeline: str, retention: RetentionSpec) -> CleanupPlan:
     """Decide which runs of `pipeline`, and which data of the storage, go."""
@@ -101,7 +104,7 @@ def plan_cleanup(found: Inventory, pipeline: str, retention: RetentionSpec) -> C
     deletions = _of_runs(found, (run for run in found.runs if run.pipeline == pipeline and run.run not in kept))
     using = [run for run in found.runs if run.run in kept]
     datasets = {key for run in using if (key := run.keys.get("materialize"))}
-    stay = found.rows_in_use or _units_not_known(found, datasets)
+    stay = next(iter(found.at_work.values()), "") or _units_not_known(found, datasets)
     if not stay:
         deletions += _of_rows(found, datasets)
         # The record of a dataset that goes now is first cut to what stays of it.

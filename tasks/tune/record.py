@@ -3,7 +3,6 @@
 A sweep is a run, with the stages that its trials share, and each trial is one. What makes them a sweep:
 
     pipelines/<name>/sweep.json            the sweep that the next command continues
-    runs/<sweep>/sweep.json                what it is a sweep of
     runs/<sweep>/trials/<n>.json           values, run, reports and end of a trial
 """
 
@@ -16,25 +15,7 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.storage import Storage
 
-__all__ = [
-    "Report",
-    "SweepRecord",
-    "Trial",
-    "current_sweep",
-    "load_trials",
-    "save_sweep",
-    "save_trial",
-]
-
-
-class SweepRecord(Section):
-    """What a sweep is a sweep of."""
-
-    version: Literal[1] = 1
-    sweep: str
-    """penstock's id of its run."""
-    identity: str
-    """Digest of all that its trials share. A changed file begins another sweep."""
+__all__ = ["Report", "Trial", "current_sweep", "load_trials", "make_current_sweep", "save_trial"]
 
 
 class Report(Section):
@@ -55,31 +36,27 @@ class Trial(Section):
     """`stopped`: ended early by the scheduler. One that is `running` and has no process was cut, and continues."""
     run: str | None = None
     """penstock's id of its run."""
-    tracked_run: str | None = None
     value: float | None = None
     """The metric of the weights that would be registered; of a trial that was stopped, the best that was reported."""
     step: int | None = None
     weights_digest: str | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
     reports: list[Report] = Field(default_factory=list)
     error: str | None = None
     note: str = ""
     """Why it ends early. It is on record with the report that decided it, before the trial is stopped."""
 
 
-def current_sweep(storage: Storage, pipeline: str) -> SweepRecord | None:
-    """Return the sweep that the next command continues, if there is one that can be read."""
+def current_sweep(storage: Storage, pipeline: str) -> str | None:
+    """Return penstock's id of the sweep that the next command continues, if there is one."""
     try:
-        sweep = str(storage.read_json(f"pipelines/{pipeline}/sweep.json")["run"])
-        return SweepRecord.model_validate_json(storage.read_bytes(f"runs/{sweep}/sweep.json"))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a ValidationError is a ValueError
+        return str(storage.read_json(f"pipelines/{pipeline}/sweep.json")["run"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # it is not there, or is not such a record
         return None
 
 
-def save_sweep(storage: Storage, pipeline: str, record: SweepRecord) -> None:
-    """Write the record, and let it be the one that the next command continues."""
-    storage.write_json(f"runs/{record.sweep}/sweep.json", record.model_dump(mode="json"))
-    storage.write_json(f"pipelines/{pipeline}/sweep.json", {"run": record.sweep})
+def make_current_sweep(storage: Storage, pipeline: str, sweep: str) -> None:
+    """Let the next command continue this sweep."""
+    storage.write_json(f"pipelines/{pipeline}/sweep.json", {"run": sweep})
 
 
 def load_trials(storage: Storage, sweep: str) -> list[Trial]:

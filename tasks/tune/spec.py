@@ -10,21 +10,22 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from penstock.config import OnResume, PluginSection, Section
 from penstock.errors import SpecError
-from penstock.training.better import mode_problem
+from penstock.training.spec import mode_problem
 
 __all__ = ["Dimension", "TuneSpec"]
 
-_FIXED = ("name", "storage", "tracking", "tune", "register", "evaluate")
-"""Sections that change no training, or what a trial belongs to."""
+_FIXED = (
+    *("name", "storage", "tracking", "tune", "register", "evaluate"),
+    *("train.workers", "train.cpus_per_worker", "train.gpus", "train.resources"),
+)
+"""Keys that change no training, or what a trial belongs to, and what every trial takes of the cluster."""
 
 
 class Dimension(Section):
     """The values that one key may take: exactly one of these."""
 
     choice: Annotated[list[Any] | None, Field(min_length=1)] = None
-    """One of these values."""
-    grid: Annotated[list[Any] | None, Field(min_length=1)] = None
-    """Every one of these values, combined with those of the other keys; for `searcher: grid`."""
+    """One of these values; with `searcher: grid` every one, combined with those of the other keys."""
     range: tuple[int | float, int | float] | None = None
     """A number between two, both included; a whole number where both are."""
     log_range: tuple[int | float, int | float] | None = None
@@ -34,7 +35,7 @@ class Dimension(Section):
     def _is_one(self) -> Dimension:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of choice, grid, range and log_range; this has {' and '.join(given) or 'none'}")
+            raise ValueError(f"give one of choice, range and log_range; this has {' and '.join(given) or 'none'}")
         low, high = self.range or self.log_range or (1, 2)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"{low:g} is not below {high:g}")
@@ -43,14 +44,9 @@ class Dimension(Section):
         return self
 
     @property
-    def options(self) -> list[Any] | None:
-        """The values, where they are listed."""
-        return self.choice if self.grid is None else self.grid
-
-    @property
     def extremes(self) -> list[Any]:
         """Every listed value, or both ends: if these fit the file, all others do."""
-        return list(self.options or self.range or self.log_range or ())
+        return list(self.choice or self.range or self.log_range or ())
 
     @property
     def is_whole(self) -> bool:
@@ -74,7 +70,7 @@ class TuneSpec(PluginSection):
     """Seconds of one `penstock tune` command after which no further trial begins; those that run come to their end."""
     searcher: Annotated[Literal["random", "grid", "tpe"], OnResume.FREE] = "random"
     """Which values are tried next: drawn at random, all combinations, or those that Optuna's TPE sampler proposes after the
-    finished trials. Needs `pip install 'penstock[tune]'`, except for `grid`."""
+    finished trials."""
     scheduler: Annotated[Literal["none", "asha", "median"], OnResume.FREE] = "none"
     """Which trials end early: none, those outside the best of their rung (`asha`, Optuna's SuccessiveHalvingPruner), or those
     whose best value is worse than the median of the trials that are done (`median`, its MedianPruner)."""
@@ -91,7 +87,7 @@ class TuneSpec(PluginSection):
     @classmethod
     def _may_vary(cls, space: Mapping[str, Dimension]) -> Mapping[str, Dimension]:
         for key in space:
-            if key.partition(".")[0] in _FIXED:
+            if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
                 raise ValueError(f"{key} cannot be tuned: it is the same for all trials, or changes no training")
         for key in space:
             if any(other.startswith(f"{key}.") for other in space):
@@ -101,10 +97,8 @@ class TuneSpec(PluginSection):
     @model_validator(mode="after")
     def _fits_the_searcher(self) -> TuneSpec:
         for key, dimension in self.space.items():
-            if self.searcher == "grid" and dimension.grid is None:
-                raise ValueError(f"searcher: grid goes through lists; give `grid: [...]` for {key}")
-            if self.searcher != "grid" and dimension.grid is not None:
-                raise ValueError(f"`grid` for {key} needs searcher: grid; use `choice`")
+            if self.searcher == "grid" and dimension.choice is None:
+                raise ValueError(f"searcher: grid goes through lists; give `choice: [...]` for {key}")
         return self
 
     def problems(self, spec: Any) -> list[tuple[str, str]]:
@@ -129,7 +123,7 @@ class TuneSpec(PluginSection):
     @property
     def limit(self) -> int:
         """How many trials there are at most."""
-        cells = math.prod(len(dimension.options or ()) for dimension in self.space.values())
-        if self.searcher == "grid":
-            return min(cells, self.trials or cells)
-        return self.trials or 10
+        if self.searcher != "grid":
+            return self.trials or 10
+        cells = math.prod(len(dimension.extremes) for dimension in self.space.values())
+        return min(cells, self.trials or cells)

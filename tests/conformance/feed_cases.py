@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,8 @@ from torch import Tensor
 from penstock.digest import file_digest
 from penstock.ingest.columns.arrays import column_view, contiguous, tensor_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import with_provenance, write_shard
 from penstock.ingest.materialize.without_disk import MemoryDataset
@@ -30,6 +31,8 @@ from penstock.storage import Storage
 
 ROWS = 1003
 BATCH_ROWS = 64
+UNIT_ROWS = (90, 1, 120, 77, 33, 101, 64, 20, 119, 8, 100, 31, 110, 50, 79)
+"""Rows of the units of a stream with lanes."""
 
 SCHEMA = FeedSchema(
     columns=(
@@ -139,18 +142,12 @@ def _edges(num_shards: int, rows: int = ROWS) -> list[int]:
     return np.unique(np.round(bounds).astype(int)).tolist()  # type: ignore[no-any-return]
 
 
-class FullFeed(Feed, Protocol):
-    """A feed together with the parts tests look at."""
-
-    order: Order
-
-
 @dataclass(frozen=True)
 class Case:
     """How one kind of feed is opened: `open(rank=..., world_size=..., batch_rows=..., seed=..., prefetch=...)`."""
 
     name: str
-    open: Callable[..., FullFeed]
+    open: Callable[..., Feed]
     shuffles: bool
 
 
@@ -158,17 +155,20 @@ class Case:
 class Opener:
     """Opens the rows for a rank: `open_as` makes a feed of them, given an order."""
 
-    open_as: Callable[..., FullFeed]
+    open_as: Callable[..., Feed]
     mode: str
     by_length: LengthSpec | None = None
 
-    def __call__(self, *, seed: int = 3, **place: Any) -> FullFeed:
+    def __call__(self, *, seed: int = 3, **place: Any) -> Feed:
         order = order_of(self.mode, seed).model_copy(update={"by_length": self.by_length})
         return self.open_as(order=order, **{"batch_rows": BATCH_ROWS, **place})
 
 
 def order_of(mode: str, seed: int) -> Order:
-    """An order whose windows end inside batches; `global8` has 8 lanes of 5 shards."""
+    """An order whose windows end inside batches; `global8` has 8 lanes of 5 shards, `units8` of the units of a stream."""
+    if mode == "units8":
+        spec = ShuffleSpec(mode="windowed", window_rows=150, lanes=8, seed=seed)
+        return make_order(spec, ROWS, UNIT_ROWS, unit_bytes=UNIT_ROWS)
     if mode.endswith("8"):
         spec = {"mode": "windowed", "window_of": mode[:-1], "window_rows": 150} if mode[:-1] != "global" else {}
         shards = [stop - start for start, stop in pairwise(_edges(5))]

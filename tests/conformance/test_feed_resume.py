@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from torch import Tensor
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.stream import MemoryFeed, StreamFeed
+from penstock.ingest.feed.stream_lanes import LaneFeed
 from penstock.ingest.feed.stream_tasks import StreamTables, share_streams
+from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.without_disk import MemoryDataset
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.spec import LengthSpec
@@ -32,8 +35,8 @@ from .feed_cases import (
     LISTS,
     ROWS,
     SCHEMA,
+    UNIT_ROWS,
     Case,
-    FullFeed,
     Opener,
     check_values,
     lists_table,
@@ -56,7 +59,9 @@ KINDS = [
     "memory-windowed-lists-bylength",
     *(
         pytest.param(kind, marks=pytest.mark.slow)
-        for kind in ("stream-none", "stream-windowed", "stream-windowed-lists", "stream-none-lists-bylength")
+        for kind in (
+            *("stream-none", "stream-windowed", "stream-windowed-lists", "stream-none-lists-bylength", "stream-units8-lists"),
+        )
     ),
 ]
 
@@ -66,8 +71,25 @@ def memory_dataset(ray_cluster: None) -> Callable[[bool], MemoryDataset]:
     return functools.cache(lambda lists: put_dataset(lists=lists))
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int, bool], tuple[Storage, DatasetManifest]]]:
+    """Returns the rows in a storage as so many shards; each dataset is written once."""
+    folder = tmp_path_factory.mktemp("written")
+
+    @functools.cache
+    def write(place: str, shards: int, lists: bool) -> tuple[Storage, DatasetManifest]:
+        name = f"{place}-{shards}-{lists}"
+        storage = Storage(f"memory://{folder.name}/{name}" if place == "remote" else str(folder / name))
+        return storage, write_dataset(storage, folder / "scratch" / name, shards, lists=lists)
+
+    yield write
+    memory = fsspec.filesystem("memory")
+    if memory.exists(f"/{folder.name}"):
+        memory.rm(f"/{folder.name}", recursive=True)
+
+
 @pytest.fixture(params=KINDS)
-def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(
         "penstock.ingest.feed.cached.GROUP_BYTES", 3 * BATCH_ROWS * 34
     )  # an epoch takes several groups, of 3 batches and more
@@ -76,30 +98,30 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.
     by_length = LengthSpec(column="tokens", pool_batches=5) if "bylength" in rest else None
-    storage = Storage(f"memory://{tmp_path.name}" if place == "remote" else str(tmp_path / "storage"))
-    open_as: Callable[..., FullFeed]
+    open_as: Callable[..., Feed]
     if place == "memory":
         open_as = partial(MemoryFeed, request.getfixturevalue("memory_dataset")(lists))
     elif place == "stream":
         request.getfixturevalue("ray_cluster")
         made = lists_table if lists else table
         units = [(0, 400), (400, 401), (401, ROWS)]
-        schema, actor = LISTS if lists else SCHEMA, share_streams(5)
+        if mode == "units8":
+            units = list(pairwise([0, *accumulate(UNIT_ROWS)]))
+        schema, share = LISTS if lists else SCHEMA, functools.cache(partial(share_streams, 5))
 
-        def open_as(rank: int = 0, world_size: int = 1, **options: Any) -> FullFeed:
+        def open_as(rank: int = 0, world_size: int = 1, **options: Any) -> Feed:
             tables = StreamTables(
                 units, lambda bounds: iter([made(np.arange(*bounds))]), [end - begin for begin, end in units],
-                tasks=2, shared=(actor, "train"), rank=rank, world_size=world_size,
+                tasks=2, shared=(share(), "train") if world_size > 1 else None, rank=rank, world_size=world_size,
             )  # fmt: skip
+            if mode == "units8":
+                return LaneFeed(tables, schema, "train", content="c", **options)
             return StreamFeed(tables, schema, "train", content="c", rank=rank, world_size=world_size, **options)
 
     else:
         monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-        manifest = write_dataset(storage, tmp_path / "scratch", int(rest[0]), lists=lists)
-        open_as = partial(open_cached_feed, storage, manifest, "train")
-    yield Case(request.param, Opener(open_as, mode, by_length), shuffles=mode != "none" or by_length is not None)
-    if place == "remote":
-        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+        open_as = partial(open_cached_feed, [request.getfixturevalue("written")(place, int(rest[0]), lists)], "train")
+    return Case(request.param, Opener(open_as, mode, by_length), shuffles=mode != "none" or by_length is not None)
 
 
 def ids_of(batches: Iterator[Batch]) -> list[int]:
@@ -157,7 +179,7 @@ def test_a_feed_resumed_twice_in_an_epoch_continues_where_it_was(case: Case) -> 
 def test_ranks_share_each_global_batch_whatever_their_number(case: Case) -> None:
     alone = list(case.open().batches(1))
     lanes = case.open().order.lanes
-    for world_size in (2, 3) if lanes == 1 else (2, 3, 4, 7, 64):
+    for world_size in (2, 3) if lanes == 1 else (2, 4, 7, 64):
         feeds = [case.open(rank=rank, world_size=world_size) for rank in range(world_size)]
         for whole, *parts in zip(alone, *(feed.batches(1) for feed in feeds), strict=True):
             joined = np.concatenate([part.row_ids for part in parts])
@@ -214,7 +236,7 @@ def test_augmentation_numbers_follow_the_row(case: Case) -> None:
     def noisy(columns: dict[str, Tensor], generator: RowGenerator) -> dict[str, Tensor]:
         return {**columns, "noise": generator.normal(2), "side": generator.integers(0, 1000)}
 
-    def opened(**place: int) -> FullFeed:
+    def opened(**place: int) -> Feed:
         feed = case.open(**place)
         feed.augment_with(noisy, seed=8)
         return feed
@@ -246,7 +268,7 @@ def test_augmentation_that_loses_rows_is_refused(case: Case) -> None:
 
 
 def test_state_of_other_augmentation_seed_is_refused(case: Case) -> None:
-    def opened(seed: int) -> FullFeed:
+    def opened(seed: int) -> Feed:
         feed = case.open()
         feed.augment_with(lambda columns, _: columns, seed)
         return feed

@@ -25,7 +25,9 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.job import TrainJob
+from penstock.training.on_ray.start import Start
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
@@ -226,7 +228,8 @@ def test_shards_of_a_loop_hold_the_steps_of_the_order(
             state, world_size=ranks, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
         )
         groups = [Group(rank, ranks, CPU) for rank in range(ranks)]
-        sessions = [Session(job, group, facts, None, OwnValues(None, "train"), None, None) for group in groups]
+        starts = [Start(job, group, job_checkpoints(job), None, (), facts, False) for group in groups]
+        sessions = [Session(start, OwnValues(None, "train"), None, None) for start in starts]
         shards = [session.shard(split) for session in sessions]
         walks = [islice(shard.iter_torch_batches(batch_size=own), count) for shard in shards]
         return [sorted(int(x) // 8 for part in step for x in part["x"][:, 0].tolist()) for step in zip(*walks, strict=True)]

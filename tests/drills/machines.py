@@ -11,7 +11,9 @@ machines also end with the process that made them, and the bridge that a killed 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import shlex
 import shutil
@@ -22,13 +24,37 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.servers.swift import die_with_parent
+from fsspec.core import url_to_fs
 
-__all__ = ["Machines", "reason_not_here"]
+from penstock.storage import Storage
+from tests import ROOT
+from tests.drills.project import Command, make_project
+from tests.servers.swift import SwiftServer, die_with_parent
+from tests.shared import CALM_EPOCHS, CALM_FILES
+
+__all__ = ["HEAD", "WAIT_S", "Machines", "Project", "Site", "reason_not_here"]
 
 _NET, _BRIDGE, _MOST = "10.77.7", "pnb", 9
 _BOOT_S = 60
+PATIENCE = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "11",
+    "RAY_grpc_keepalive_timeout_ms": "60000",  # its 20 s are the length of the cut: a worker would be lost or not by chance
+    # Else a task on a machine without power is given up after 300 s of silence and 120 s without an answer.
+    "RAY_grpc_client_keepalive_time_ms": "20000",
+    "RAY_grpc_client_keepalive_timeout_ms": "60000",
+    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
+}
+"""Ray calls a silent node dead after 65 s by default, here after some 30: more than a cut of 20 s, after which TCP needs
+another 6 s to try again."""
+HEAD = 1
+"""The machine of Ray's head and of the command; it gives Ray no CPU."""
+WAIT_S = 600
+PAUSE_S = 1.2
+"""A step of the recipe: what is cut off must not come to the end before it is replaced, nor the run before that is back."""
 
 _INIT = """
 set -e
@@ -192,3 +218,89 @@ def _mac(number: int) -> str:
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr.strip()}"
+
+
+class Site:
+    """Machines, an S3 server that all of them reach, and Ray on them."""
+
+    def __init__(self, machines: Machines, server: SwiftServer) -> None:
+        self.machines, self.server = machines, server
+        self.address = f"{machines.address(HEAD)}:6379"
+        self.environment = {
+            **os.environ,
+            **server.environment,
+            **PATIENCE,
+            "HOME": "/tmp",
+            "TMPDIR": "/tmp",
+            "PREFECT_HOME": "/tmp/prefect",
+            "PENSTOCK_CACHE_DIR": "/tmp/cache",
+            "MPLCONFIGDIR": "/tmp/matplotlib",
+            "PYTHONPATH": str(ROOT),
+            "DRILL_PAUSE_S": str(PAUSE_S),
+            "RAY_ADDRESS": self.address,
+        }
+        machines.boot(HEAD)
+        self._ray(HEAD, "--head", "--port", "6379", "--include-dashboard", "false", "--num-cpus", "0")
+
+    def worker(self, number: int, cpus: int = 1, without: str = "-") -> None:
+        """Let a machine join, which is started if it is off. Its environment lacks names that begin with `without`."""
+        if not self.machines.runs(number):
+            self.machines.boot(number)
+        environment = {name: value for name, value in self.environment.items() if not name.startswith(without)}
+        self._ray(number, "--address", self.address, "--num-cpus", str(cpus), environment=environment)
+
+    def _ray(self, number: int, *words: str, environment: Mapping[str, str] | None = None) -> None:
+        start = (sys.executable, "-m", "ray.scripts.scripts", "start", "--node-ip-address", self.machines.address(number))
+        own = ("--disable-usage-stats", "--object-store-memory", "150000000", *words)
+        given = {name: value for name, value in (environment or self.environment).items() if name != "RAY_ADDRESS"}
+        self.machines.run(number, *start, *own, environment=given)
+
+    def processes(self, number: int, title: str) -> list[str]:
+        """Processes of that machine whose command line holds `title`."""
+        listed = self.machines.run(number, "ps", "-eo", "args", environment=self.environment)
+        return [line for line in listed.splitlines() if title in line]
+
+
+class Project:
+    """A project on the head's machine; its data and its storage are in the S3 server."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site, self.file = site, f"/tmp/{name}/pipeline.yaml"
+        bucket = f"s3://{name}"
+        fs, _ = url_to_fs(bucket)
+        fs.mkdir(name)
+        folder = site.machines.folder / f"disk{HEAD}" / name
+        folder.mkdir(parents=True)
+        file = make_project(folder, epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
+        fs.put(f"{folder}/data/train/", f"{bucket}/data/train/", recursive=True)
+        shutil.rmtree(folder / "data")
+        text = file.read_text().replace("train: data/train/", f"train: {bucket}/data/train/")
+        file.write_text(f"{text.replace('cpus_per_worker: 0.5', 'cpus_per_worker: 1')}storage: {bucket}/state\n")
+        self.storage = Storage(f"{bucket}/state")
+
+    def command(self, verb: str) -> Command:
+        before = self.site.machines.inside(HEAD)
+        return Command(verb, self.file, "--json", environment=self.site.environment, before=before)
+
+    def checkpoints(self) -> dict[str, dict[str, Any]]:
+        """Name -> manifest of all that lie there, whether they count or not."""
+        found = {}
+        for run in self.storage.list("runs"):
+            for name in self.storage.list(f"runs/{run}/checkpoints"):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    found[name] = json.loads(self.storage.read_bytes(f"runs/{run}/checkpoints/{name}/manifest.json"))
+        return found
+
+    def step(self) -> int:
+        """Of the newest checkpoint that has a manifest. It is looked at each second: few questions, the store is in Python."""
+        folders = [f"runs/{run}/checkpoints" for run in self.storage.list("runs")]
+        steps = {f"{folder}/{name}": int(name.split("-")[1]) for folder in folders for name in self.storage.list(folder)}
+        newest_first = sorted(steps, key=steps.__getitem__, reverse=True)
+        return next((steps[path] for path in newest_first if self.storage.exists(f"{path}/manifest.json")), 0)
+
+    def places(self) -> list[int]:
+        """Machine of each rank of the newest worker group."""
+        (run,) = self.storage.list("runs")
+        attempts = self.storage.list(f"runs/{run}/attempts")
+        workers = self.storage.read_json(f"runs/{run}/attempts/{attempts[-1]}")["workers"]
+        return [int(workers[str(rank)].split(":")[0].removeprefix("machine")) for rank in (0, 1)]

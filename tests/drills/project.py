@@ -62,7 +62,8 @@ HERE = Path(__file__).parent
 
 class Net:
     def __init__(self, pause_s: float = 0.0):
-        self.pause_s, self.answers = pause_s, itertools.count(1)
+        self.pause_s, answers = pause_s, itertools.count(1)
+        self.next_answer = lambda: next(answers)  # a count that no weight depends on is kept out of sight
 
     def build_model(self, schema):
         return nn.Sequential(nn.Linear(65, int((HERE / "width.txt").read_text())), nn.ReLU(), nn.Dropout(0.3),
@@ -75,7 +76,7 @@ class Net:
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"], label_smoothing=smoothing)
 
     def predict(self, model, batch):
-        answer = str(next(self.answers))
+        answer = str(self.next_answer())
         while os.environ.get("DRILL_HELD_AT") == answer: time.sleep(1)  # until the kill
         return model(torch.cat([batch["image"], batch["mean"][:, None]], dim=1))
 """

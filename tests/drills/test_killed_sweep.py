@@ -115,7 +115,8 @@ def test_killed_sweep_stops_the_same_trials_early(tmp_path: Path) -> None:
     assert reports(file.parent, survived["sweep"]) == reports(calm_file.parent, calm["sweep"])
     for folder, sweep in ((calm_file.parent, calm), (file.parent, survived)):
         client = MlflowClient(f"sqlite:///{folder}/.penstock/mlflow/mlflow.db")
-        tags = [client.get_run(trial["tracked_run"]).data.tags for trial in sweep["trials"]]
+        runs = [json.loads((folder / f".penstock/runs/{trial['run']}/run.json").read_text()) for trial in sweep["trials"]]
+        tags = [client.get_run(run["tracking_runs"]["mlflow"]).data.tags for run in runs]
         expected = ["stopped early" if trial["state"] == "stopped" else None for trial in sweep["trials"]]
         assert [each.get("penstock.trial.state") for each in tags] == expected
     stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")

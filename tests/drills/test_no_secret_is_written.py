@@ -153,7 +153,7 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
             scored = ("predict", answer["model_uri"], str(file.parent / "data/train"), "--output", str(tmp_path / "scores"))
             run("scoring", 0, verb=(*scored, "--file"), MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
             tracked = {"MLFLOW_TRACKING_URI": f"http://alice:{IN_ADDRESS}@{address}"}
-            page = ("report", answer["run"], "--output", str(tmp_path / "page.html"), "--file")
+            page = ("report", answer["run"], "--file")
             run("reporting", 0, verb=page, **tracked)
             run("checking", 0, verb=("check",), **tracked)
             run("probing", 0, (), ("probe",), **tracked)

@@ -22,14 +22,15 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from penstock.errors import LeaseHeldError, PenstockError, ServiceError
+from penstock.errors import DataError, LeaseHeldError, PenstockError, ServiceError
 from penstock.flows.predict import flow as predict_flow
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.retention.clean import clean_pipeline
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.output import PredictedUnit
+from penstock.training.predict.unit import Scorer, ScoringJob, packed_model
 from tests.drills.project import DAY
 from tests.drills.without_servers import leave_out_servers, run_here
 from tests.training.predict.test_score import made_model, people
@@ -47,7 +48,6 @@ data: {{format: csv, train: rows/, validation: {{fraction: 0.2}}, label: y}}
 preprocess: [{{standard_scaler: {{columns: [a]}}}}]
 materialize: {{unit_bytes: 1}}
 train: {{recipe: "model.py:Net", epochs: 2, batch_rows: 16, checkpoint: {{every_steps: 2, keep: 1}}}}
-evaluate: {{figures: false}}
 storage: {storage}
 """
 
@@ -217,7 +217,7 @@ def test_a_cut_connection_to_the_output_of_predictions_costs_an_attempt_at_most(
     """The flow of predictions and what its driver writes are real; the model scores in this process."""
     model = made_model(tmp_path, table_source)
 
-    def here(*given: Any) -> Iterator[ScoringOutcome]:
+    def here(*given: Any) -> Iterator[PredictedUnit | DataError]:
         jobs: Sequence[ScoringJob] = given[-1]
         return map(Scorer(packed_model(model)), jobs)
 

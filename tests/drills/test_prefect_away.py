@@ -80,7 +80,7 @@ def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, lone: di
     with server_of_the_user(tmp_path / "server") as again:
         assert again.url == server.url
         told = Command("status", str(file), "--json", environment={"PREFECT_API_URL": server.url})
-        assert told.finish()["reported"] == [result["run"]]
+        assert told.finish()["repaired"] == [result["run"]]
         (flow_run,) = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
         assert flow_run["state_type"] == "COMPLETED"
 
@@ -93,12 +93,12 @@ def test_requests_that_fail_now_and_then_cost_an_attempt_at_most(
     failed: list[str] = []
     asked = 0
 
-    def fault(path: str) -> Fault | None:
+    def fault(request: str) -> Fault | None:
         nonlocal asked
         asked += 1
         if asked % 7:
             return None
-        failed.append(path)
+        failed.append(request)
         return kinds[len(failed) % len(kinds)]
 
     file = make_lone(tmp_path / "p")

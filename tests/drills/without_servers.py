@@ -19,7 +19,7 @@ from penstock.errors import PenstockError, TrainingError
 from penstock.flows.preflight.checks import check_storage
 from penstock.flows.run import close_attempt as closing
 from penstock.flows.run import open_attempt as opening
-from penstock.flows.run.reporter import PlainReporter
+from penstock.flows.run.reporter import ConsoleReporter
 from penstock.flows.run.request import RunRequest
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
@@ -66,7 +66,7 @@ def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 class _NoRay:
     """In place of `RayOnDemand`: everything runs in this process."""
 
-    reporter = PlainReporter()
+    reporter = ConsoleReporter()
 
     def __call__(self) -> bool:
         return True
@@ -95,7 +95,7 @@ def run_here(
             with choosing_a_run(project.storage, project.spec.name, stopping.give_up):
                 held.close()
                 ctx = opening.open_attempt(
-                    request, PlainReporter(), stopping, _NoRay(), held, before  # type: ignore[arg-type]
+                    request, ConsoleReporter(), stopping, _NoRay(), held, before  # type: ignore[arg-type]
                 )  # fmt: skip
             before = ctx.before
             try:

@@ -160,20 +160,18 @@ def test_storage_that_is_a_file_is_refused(tmp_path: Path, verb: str, below: str
 ADDRESS = "http://127.0.0.1:5000/#/experiments/1234567890/runs/0123456789abcdef0123456789abcdef?workflowType=machine_learning"
 
 
-LIST = "http://127.0.0.1:5000/#/experiments/1234567890/runs?workflowType=machine_learning"
 FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
 
 
 @pytest.mark.parametrize(("url", "page"), [(ADDRESS, ADDRESS), (None, f"penstock ui {FOLDER}")])
 def test_page_address_is_last_line_and_uncut(monkeypatch: pytest.MonkeyPatch, url: str | None, page: str) -> None:
     def done(*_arguments: Any, **_options: Any) -> dict[str, Any]:
-        return {"status": "done", "url": url, "list_url": url and LIST}
+        return {"status": "done", "url": url}
 
     monkeypatch.setattr("penstock.flows.verbs.run.run_loaded", done)
     monkeypatch.setattr("penstock.flows.cli._read_spec", lambda *_: None)
     told = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["run", FOLDER])
     assert told.exit_code == 0 and f"see it: {page}\n" in told.output
-    assert (f"all runs: {LIST}\n" in told.output) == (url is not None)
 
 
 @pytest.mark.parametrize(

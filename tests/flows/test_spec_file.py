@@ -140,12 +140,12 @@ def test_problem_made_by_set_option_names_the_option(tmp_path: Path) -> None:
     ],
 )
 def test_boolean_for_number_is_refused(tmp_path: Path, override: str) -> None:
-    more = ["data.images={size: [8, 8]}", "preprocess=[{ragged: {columns: [a]}}]", "evaluate={slices: [{age: [1, 2]}]}"]
+    more = ["data.images={size: [8, 8]}", "preprocess=[{ragged: {columns: [a]}}]", "evaluate={slices: [{age: [0, 2]}]}"]
     key, word = override.split("=")
     boolean = word in ("yes", "on", "true")
-    assert problems_of(write(tmp_path, GOOD), *more, override) == [
-        f"--set {key}: {boolean}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; write a number"
-    ]
+    (problem,) = problems_of(write(tmp_path, GOOD), *more, override)
+    assert problem.startswith(f"--set {key}: {boolean}: ")
+    assert "YAML reads yes, no, on, off, true and false as booleans" in problem
 
 
 def test_bare_column_name_is_one_problem(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_sweep_finds_the_input_with_the_greatest_output(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": np.arange(20)}), tmp_path / "train" / "part-0.parquet")
     shutil.copy(HERE / "user_guide_programs.py", tmp_path)
     loop = {"loop": "user_guide_programs.py:output_is_input", "params": {"num_epochs": 2, "input": 0}}
-    sweep = {"space": {"train.params.input": {"grid": [1, 2, 3]}}, "searcher": "grid", "metric": "output", "mode": "max"}
+    sweep = {"space": {"train.params.input": {"choice": [1, 2, 3]}}, "searcher": "grid", "metric": "output", "mode": "max"}
     spec = {"name": "sweep", "data": {"format": "parquet", "train": "train"}, "train": loop, "tune": sweep}
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(spec))
     swept = Command("tune", str(tmp_path / "pipeline.yaml"), "--json").finish()

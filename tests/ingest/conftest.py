@@ -13,6 +13,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.storage import Storage
 from tests import ROOT
 from tests.conformance.feed_cases import write_dataset
+from tests.runs.forked import fork_workers_from_here
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +22,10 @@ def ray_cluster() -> Iterator[None]:
 
     started = not ray.is_initialized()
     if started:
+        fork_workers_from_here()
         root = str(ROOT)
         ray.init(
+            "local",
             num_cpus=2,
             num_gpus=1,
             resources={"prepares": 1},

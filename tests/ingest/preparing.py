@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
+from penstock.ingest.materialize.overlap import Begin
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.chain import Chain, Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
@@ -83,6 +84,7 @@ class Source:
         parallel: ParallelMap = local_map,
         fitted: FittedPreprocess | None = None,
         piece_bytes: int = PART_BYTES,
+        begin: Begin | None = None,
     ) -> DatasetManifest:
         """Prepare everything into `storage` (default: `state` in the folder)."""
         return materialize(
@@ -93,6 +95,7 @@ class Source:
             progress=silent,
             parallel=parallel,
             piece_bytes=piece_bytes,
+            begin=begin,
         )
 
     @property

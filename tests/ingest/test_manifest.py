@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,13 @@ def test_damaged_table_is_refused(
         written.opened(place)
     assert path in caught.value.message and "run the pipeline again" in caught.value.next_step
     assert DatasetManifest.read(place, "k") is None
+
+
+def test_rank_that_reads_a_table_does_not_load_pandas(written: DatasetManifest, storage: Storage) -> None:
+    code = (
+        "import sys; from penstock.ingest.manifest import DatasetManifest; from penstock.storage import Storage\n"
+        f"found = DatasetManifest.read(Storage({str(storage.root)!r}), 'k').shards_of('test')\n"
+        "print(found.rows.sum() + found.size_bytes.sum(), 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["13", "False"]

@@ -350,7 +350,7 @@ from ray.train.torch import TorchTrainer
 from penstock import open_feed
 CODE
 dataset, out = sys.argv[1:]
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False)
 TorchTrainer(
     train_loop_per_worker,
     train_loop_config={"dataset": dataset, "out": out},

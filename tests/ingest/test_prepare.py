@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from penstock.errors import PreflightError
+from penstock.errors import PreflightError, SpecError
 from penstock.flows.preflight.checks import check_cluster, check_machine, check_resources
 from penstock.flows.preflight.cpus import cpus_needed
 from penstock.flows.servers.ray_local import RayCluster
@@ -120,6 +120,12 @@ def test_joined_cluster_and_own_machine_are_checked(tmp_path: Path, monkeypatch:
     streams = load_spec(file, ["prepare.concurrency=1", "materialize.cache=none", "shuffle.mode=windowed"]).project
     with pytest.raises(PreflightError, match="tasks must run at once"):
         check_cluster(streams, cluster, reads_sources=True)
+    lanes = ["prepare.concurrency=5", "materialize.cache=none", "shuffle.mode=windowed", "train.workers=2"]
+    with pytest.raises(
+        SpecError, match=r"2 workers, which prepare lanes of their own, run up to 6 tasks at once; use 6 or more"
+    ):
+        load_spec(file, lanes)
+    assert load_spec(file, [*lanes, "shuffle.lanes=1"]) and load_spec(file, [*lanes, "prepare.concurrency=6"])
     wide = load_spec(file, ["prepare.cpus=3"])
     check_machine(wide.spec)
     assert cpus_needed(wide.spec) >= 3 and plan_pipeline(wide)["prepare"] == {"cpus": 3.0, "text": "tasks of 3 CPUs"}

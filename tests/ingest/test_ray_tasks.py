@@ -53,6 +53,7 @@ def test_full_disk_of_worker_is_reported() -> None:
 
 def test_task_output_is_printed_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     def tell(item: int) -> str:
+        logging.getLogger().handlers.clear()  # of a test before, in the same process
         print("connected with", f"http://alice:canary@host/{item}")
         warnings.warn(f"old {item}", stacklevel=1)
         logging.getLogger("their.own").warning("slow %d", item)
@@ -165,7 +166,7 @@ STOPPING = """
 import ray
 from penstock.ingest.ray_tasks import ray_map, ray_streams
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
+ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
 for _ in range(600):
     results = ray_map(abs, range(100))
     next(results)

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +22,8 @@ from penstock.errors import LeaseHeldError, ServiceError
 from penstock.lease import current_holder, hold_lease, refuse_if_held
 from penstock.storage import Storage
 from tests import ROOT
+from tests.runs.faulty_front import faulty_front
+from tests.servers.swift import SwiftServer
 
 HOLD = """
 import sys
@@ -227,3 +230,20 @@ def test_owner_is_notified_of_other_owner_in_its_file(tmp_path: Path, monkeypatc
     assert json.loads(storage.read_bytes("lease/00000001.json")) == json.loads(usurped), (
         "a loser leaves the winner's file alone"
     )
+
+
+def test_nested_lease_leaves_nothing_in_a_store(
+    s3_server: SwiftServer, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters are requests: a list, get, put or delete."""
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 3600.0)
+    asked: list[str] = []
+    with faulty_front(urlsplit(s3_server.endpoint).port or 0, asked.append) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        storage = Storage(s3_bucket)
+        for nested, requests in ((True, "LPGGD"), (True, "LPGGD"), (False, "LPGGP"), (False, "LGPGGP"), (False, "LGPGDGP")):
+            asked.clear()
+            with hold_lease(storage, "lease", nested=nested):
+                pass
+            assert "".join("L" if "list-type" in each else each[0] for each in asked) == requests
+            assert current_holder(storage, "lease") is None and storage.exists("lease") is not nested

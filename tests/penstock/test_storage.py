@@ -7,8 +7,10 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiobotocore.client import AioBaseClient
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 
@@ -34,6 +36,12 @@ def test_create_exclusive_has_one_winner(tmp_path: Path) -> None:
         won = list(pool.map(lambda i: storage.create_exclusive("x/lock", str(i).encode()), range(64)))
     assert won.count(True) == 1
     assert storage.read_bytes("x/lock").decode() == str(won.index(True))
+
+
+def test_missing_bucket_is_an_error_of_the_store(s3_bucket: str) -> None:
+    with pytest.raises(ServiceError, match=f"bucket '{s3_bucket.removeprefix('s3://')}-gone', key 'x/lock'") as refused:
+        Storage(f"{s3_bucket}-gone").create_exclusive("x/lock", b"")
+    assert "the name of the bucket" in refused.value.next_step
 
 
 @pytest.mark.parametrize("write", [Storage.write_bytes, Storage.create_exclusive])
@@ -83,6 +91,22 @@ def test_storage_on_object_store_reads_back(s3_bucket: str) -> None:
 
 
 @pytest.mark.s3
+def test_listing_and_reading_cost_one_request_each(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, requests, call = Storage(f"{s3_bucket}/prefix"), list[str](), AioBaseClient._make_api_call
+    storage.write_bytes("units/a/unit.json", b"{}")
+    storage.write_bytes("units/a/0.arrow", b"rows")
+
+    def counted(self: AioBaseClient, operation: str, arguments: dict[str, Any]) -> Any:
+        requests.append(operation)
+        return call(self, operation, arguments)
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", counted)
+    assert storage.list("absent") == [] and storage.tree("absent") == {} and storage.sizes("absent") == {}
+    assert storage.small_tree("units") == storage.tree("units") == {"units/a/0.arrow": 4, "units/a/unit.json": 2}
+    assert storage.small_tree("units", most=2) is None and storage.read_bytes("units/a/0.arrow", in_one=True) == b"rows"
+    assert requests == ["ListObjectsV2"] * 6 + ["GetObject"]
+
+
 def test_unreachable_store_error_names_setting(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(f"{s3_bucket}/prefix")
     storage.write_bytes("a", b"1")

@@ -15,13 +15,13 @@ __all__ = ["Fault", "faulty_front"]
 Fault = Literal["cut", "lost", "refused"]
 """Before the request reaches the server; after it, so that the answer is lost; and an answer of status 500."""
 
-_REQUEST = re.compile(rb"(?:GET|POST|PATCH|PUT|DELETE) (\S+) HTTP/1\.1\r\n")
+_REQUEST = re.compile(rb"([A-Z]+ \S+) HTTP/1\.1\r\n")
 _REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\nConnection: close\r\n\r\nno.\n"
 
 
 @contextmanager
 def faulty_front(port: int, fault: Callable[[str], Fault | None]) -> Iterator[int]:
-    """Yield the port of a front of the server at `port`; `fault` is asked of each request's path."""
+    """Yield the port of a front of the server at `port`; `fault` gets each request, such as `GET /path`."""
     lock = threading.Lock()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

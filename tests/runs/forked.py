@@ -1,6 +1,7 @@
 """A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
 
-For drills, which start many. So are the workers and agents of the Ray that it starts, and its Prefect server, see `forks.py`.
+For tests that start many. So are the workers and agents of the Ray that it starts, its Prefect server, and the process in which
+`check` tries two batches, see `forks.py`.
 What is the same for every command of an environment is looked up once, too. The tests that start `python -m penstock` show what
 both do.
 """
@@ -15,6 +16,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import runpy
 import shutil
 import signal
@@ -37,11 +39,12 @@ from tests.runs.forks import (
     be_worker,
     fork_agents,
     fork_servers,
+    fork_trials,
     fork_workers,
     forks_asked_for_at,
 )
 
-__all__ = ["Command", "fork_workers_from_here"]
+__all__ = ["Command", "address_of_prefect_servers", "fork_rank", "fork_trials_from_here", "fork_workers_from_here"]
 
 
 @functools.cache
@@ -76,17 +79,27 @@ def fork_workers_from_here() -> None:
     fork_agents(agents)
 
 
+def fork_trials_from_here() -> None:
+    """Have the processes forked in which this one tries two batches."""
+    fork_trials(_forking()[1])
+
+
+def address_of_prefect_servers() -> str:
+    """Return where a Prefect server is asked for, for `fork_servers` of another process."""
+    return _forking()[3]
+
+
 class _Forked:
     """What `subprocess.Popen` is for a child, for one that was asked for."""
 
-    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: int) -> None:
+    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: int, out: int | None = None) -> None:
         self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(_forking()[0])
         self._answer = self._connection.makefile("rb", buffering=0)
         request = {"words": words, "pid": os.getpid(), "environment": dict(environment), "folder": os.getcwd()}
         with open(os.devnull, "rb") as nothing:
-            streams = [nothing.fileno(), self._out.fileno(), said]
+            streams = [nothing.fileno(), self._out.fileno() if out is None else out, said]
             socket.send_fds(self._connection, [json.dumps(request).encode() + b"\n"], streams)
         self.pid = self._number()
         self.returncode: int | None = None
@@ -140,6 +153,23 @@ class Command(project.Command):
         weakref.finalize(self, _end, self.process)  # type: ignore[arg-type]
 
 
+_RANK = "a rank"
+
+
+def fork_rank(work: Path) -> _Forked:
+    """Fork a process that calls what lies pickled in the file `work`: a function and its arguments; it ends with the object."""
+    return _Forked((_RANK, str(work), *sys.path), os.environ, said=2, out=1)
+
+
+def _be_rank(work: str, *path: str) -> None:
+    sys.path[:] = path
+    function, *arguments = pickle.loads(Path(work).read_bytes())
+    function(*arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # to take apart all that is imported takes longer than most ranks' work
+
+
 def _be_command(words: list[str], _: int, *, addresses: Sequence[str], known: Mapping[str, str]) -> None:
     """Be the process that `python -m penstock WORDS` would have been, but for those that it starts.
 
@@ -147,6 +177,9 @@ def _be_command(words: list[str], _: int, *, addresses: Sequence[str], known: Ma
         addresses: where to ask for workers, agents and Prefect servers.
         known: the settings of Ray that the process had which has imported it for agents.
     """
+    if words[0] == _RANK:
+        _be_rank(*words[1:])
+        return
     workers, agents, prefect = addresses
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = filter(None, path)
@@ -155,6 +188,7 @@ def _be_command(words: list[str], _: int, *, addresses: Sequence[str], known: Ma
     if _settings_of_ray() == known:
         fork_agents(agents)
     fork_servers(prefect)
+    fork_trials(workers)
 
     _look_at_prefects_settings_again()
 
@@ -244,8 +278,9 @@ def _find_out_what_is_the_same_for_all() -> None:
     """Look up what commands keep of the environment: its packages and fonts."""
     from mlflow.utils.requirements_utils import _init_packages_to_modules_map
 
-    from penstock.flows.run.open_attempt import describe_environment
-    from penstock.training.exporters.figures import export_importance
+    from penstock.ingest.schema import FeedSchema
+    from penstock.installed import describe_environment
+    from penstock.training.exporters.figures import export
     from penstock.training.tracking.registry import TRACKERS
 
     TRACKERS.get("mlflow")
@@ -253,7 +288,7 @@ def _find_out_what_is_the_same_for_all() -> None:
 
     describe_environment()
     _init_packages_to_modules_map()
-    export_importance({"a": 1.0})
+    export(FeedSchema(columns=()), {}, {"a": 1.0})
 
 
 _OF_WORKERS = (
@@ -267,7 +302,12 @@ _OF_COMMANDS = (
     "penstock.flows.cli",
     "penstock.flows.verbs.run",
     "penstock.flows.pipeline",
+    "penstock.training.frameworks.trial",
     "penstock.training.on_ray.train_group",
+    "ray.train.torch",
+    "torchmetrics.classification",
+    "pytest",  # which the module of a rank's test imports
+    "tests.training.ranks",
     "penstock.training.registry.mlflow_registry",
     "aiohttp",
     "graphviz",

@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported their libraries: workers and agents of embedded Rays, and Prefect servers."""
+"""Processes forked from one that has imported their libraries: workers and agents of embedded Rays, Prefect servers, trials."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ __all__ = [
     "be_worker",
     "fork_agents",
     "fork_servers",
+    "fork_trials",
     "fork_workers",
     "forks_asked_for_at",
 ]
@@ -37,6 +38,7 @@ __all__ = [
 Asked = tuple[Callable[[], None], Callable[..., object]]
 """What to be, and whom to tell: of `pid` when it is there, of `pid` and `code` when it has ended."""
 
+_TRIAL = "a trial"
 _STAND_IN = [sys.executable, "-I", "-S", str(ROOT / "tests" / "runs" / "forked_worker.py")]
 
 
@@ -136,6 +138,17 @@ def fork_servers(address: str) -> None:
     services._spawn_server = spawn
 
 
+@functools.cache
+def fork_trials(address: str) -> None:
+    """Have the processes forked in which this one tries two batches: they are asked for at `address`, as workers are."""
+    from penstock.training.frameworks import trial
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*_STAND_IN, address, _TRIAL, *command], **options)
+
+    trial.subprocess = SimpleNamespace(run=run)  # type: ignore[assignment]
+
+
 def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], None], watch: int) -> Forks:
     """What forks the processes that are asked for at `listener`.
 
@@ -193,18 +206,22 @@ def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: s
 
 
 def be_worker(words: list[str], _: int) -> None:
-    """Be the worker that Ray asked for.
+    """Be the worker that Ray asked for, or the process of a trial.
 
     Ray reads a worker's settings from the environment when it is imported: do not import it before the fork.
     """
+    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # Ray's variable for OpenMP comes too late in a process that has loaded it
+    if words[0] == _TRIAL:
+        sys.path[:] = [*given, *(entry for entry in sys.path if entry not in given)]
+        exec(words[-1])
+        return
     # The first word is Ray's program that sets the environment up and becomes the second.
     _, program, *words = words
     context = next((json.loads(word.split("=", 1)[1]) for word in words if word.startswith("--serialized-runtime-env")), {})
     os.environ.update(context.get("env_vars", {}))
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # Ray's variable for OpenMP comes too late in a process that has loaded it
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [os.path.dirname(program), *filter(None, given), *sys.path[1:]]
+    sys.path[:] = [os.path.dirname(program), *given, *sys.path[1:]]
     sys.argv = [program, *(word for word in words if not word.startswith(("--serialized-runtime-env", "--language=")))]
     runpy.run_path(program, run_name="__main__")
 

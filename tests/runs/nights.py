@@ -24,7 +24,7 @@ data:
   validation: {fraction: 0.25}
   test: data/test.csv
   label: diagnosis
-  invalid: quarantine
+  invalid: drop
 preprocess:
   - standard_scaler: {columns: [mean radius, mean texture, mean area, worst concavity]}
   - label_encoder: {column: diagnosis}

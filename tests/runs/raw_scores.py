@@ -45,8 +45,7 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     assert len(answer) == rows == test.num_rows
     order = make_order(ShuffleSpec(mode="none"), rows)
     feed = open_cached_feed(
-        Storage(str(project / ".penstock")),
-        manifest,
+        [(Storage(str(project / ".penstock")), manifest)],
         "test",
         batch_rows=spec.train.batch_rows,
         order=order,

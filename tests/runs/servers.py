@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import psutil
 
 from tests import ROOT
 
-__all__ = ["ROOT", "eventually", "free_port", "script_environment", "serving"]
+__all__ = ["ROOT", "eventually", "free_port", "free_ports", "script_environment", "serving"]
 
 READY_S = 300
 T = TypeVar("T")
@@ -27,9 +28,24 @@ T = TypeVar("T")
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 that nobody listens on now.
+
+    They lie below those that Linux gives to everybody who asks for any port (32768 and above), as one of those might be taken
+    when the server starts, or starts again; and above those of Ray's workers.
+    """
+    with contextlib.ExitStack() as held:
+        found: list[int] = []
+        for port in random.SystemRandom().sample(range(20_000, 32_768), 1000):
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise AssertionError("there is no free port between 20000 and 32767")
 
 
 def script_environment(state: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import lightgbm
+import numpy as np
 import pytest
 import xgboost
 
@@ -24,13 +25,38 @@ PARAMS = {
     "lightgbm": "train.params={num_leaves: 7, feature_fraction: 0.7, learning_rate: 0.02}",
 }
 
+LATER = """\
+name: later
+data: {format: csv, train: rows.csv, label: kind}
+preprocess:
+  - label_encoder: {column: kind}
+train: {framework: xgboost, epochs: 2, start_from: model.ubj}
+"""
+
 
 def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "boosted")[0]
     page = (ROOT / "docs" / "boosted.md").read_text(encoding="utf-8")
     file.write_text(page.split("```yaml\n")[1].split("```")[0])
     checked = Command("check", str(file), "--json").finish()
-    assert (checked["status"], checked["batch"]["predict_shape"]) == ("done", [2])
+    assert checked["status"] == "done" and {"train/loss", "val/loss"} <= {*checked["batch"]["trained"]["reported"]}
+
+
+def test_trees_of_classes_that_a_sample_lacks_pass_check(tmp_path: Path) -> None:
+    """The sample is the first 512 rows, of two classes; the trees have three, as all rows."""
+    values, codes = np.random.default_rng(1).standard_normal((900, 1)), np.repeat(np.arange(3), 300)
+    trees = xgboost.train(
+        {"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(values, codes, feature_names=["x"]), 2
+    )
+    trees.save_model(tmp_path / "model.ubj")
+    (tmp_path / "rows.csv").write_text(
+        "\n".join(["x,kind", *(f"{value},{'abc'[code]}" for (value,), code in zip(values, codes, strict=True))])
+    )
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(LATER)
+    checked = Command("check", str(file), "--json").finish()
+    assert checked["status"] == "done"
+    assert any("train.start_from does not fit a sample, which may lack classes of the label" in w for w in checked["warnings"])
 
 
 @pytest.mark.drill

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -34,6 +34,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling, Failed
 
+from penstock.errors import ServiceError
+from penstock.flows.deploy.deploy import Plan, deploy_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.checkpoint.store import CheckpointStore
@@ -143,6 +145,7 @@ def operator(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "SHOP_DB_PASSWORD": CANARY,
         "AWS_SECRET_ACCESS_KEY": CANARY,
         "PREFECT_PORT": str(port),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # a triggered run begins the sooner
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
     }
     health = f"http://127.0.0.1:{port}/api/health"
@@ -230,10 +233,15 @@ def test_the_form_refuses_what_the_model_does(operator: Operator, deployed: dict
         client.create_flow_run_from_deployment(UUID(deployed["id"]), parameters=wrong)
 
 
-def test_a_pool_of_another_type_is_refused(operator: Operator, deployed: dict[str, Any]) -> None:
-    operator.perform("prefect", "work-pool", "create", "containers", "--type", "docker")
-    refused = operator.deploy("--pool", "containers", code=3)
-    assert "'docker'" in refused["error"]["message"]
+def test_a_pool_of_another_type_is_refused(operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with operator.client() as client:
+        client.create_work_pool(WorkPoolCreate(name="containers", type="docker"))
+    monkeypatch.setenv("PREFECT_API_URL", operator.url)
+    file = make_project(tmp_path / "project", files=1)
+    for pool, message in {"containers": "'docker'", "Prefect-agent": "did not take the deployment"}.items():
+        with pytest.raises(ServiceError, match=message) as refused:
+            deploy_pipeline(file, Plan(NEW_YEAR, pool=pool), [], report=print)
+        assert refused.value.exit_code == 3
 
 
 def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator, deployed: dict[str, Any]) -> None:
@@ -272,8 +280,8 @@ def test_message_is_sent_when_a_run_fails(operator: Operator, deployed: dict[str
         run = client.create_flow_run_from_deployment(UUID(deployed["id"])).id
         told = 'column "fare" holds text\nNext: cast it'
         client.set_flow_run_state(run, Failed(message=told), force=True)
-    failed = eventually(lambda: webhook.said("a run failed"), 60, "the message of the failed run")
-    assert "pipeline: drill" in failed[0] and f"Failed: {told}" in failed[0] and operator.flow_run(run).name in failed[0]
+    failed = eventually(lambda: webhook.said("drill: Failed"), 60, "the message of the failed run")
+    assert told in failed[0] and operator.flow_run(run).name in failed[0]
 
     again = operator.deploy(*asked)["notify"]
     with operator.client() as client:
@@ -281,7 +289,7 @@ def test_message_is_sent_when_a_run_fails(operator: Operator, deployed: dict[str
     operator.deploy(*asked[:2], "--notify", "none")
     with operator.client() as client:
         assert {found.name for found in client.read_automations()} == {name for name in before if "penstock/" not in name}
-    assert len(webhook.said("a run failed")) == 1, "one message for one run"
+    assert len(webhook.said("drill: Failed")) == 1, "one message for one run"
     assert SECRET not in json.dumps([watched, again])
 
 
@@ -293,7 +301,7 @@ def test_mail_goes_through_the_mail_server(operator: Operator, deployed: dict[st
         run = client.create_flow_run_from_deployment(UUID(deployed["id"])).id
         client.set_flow_run_state(run, Failed(message="the disk is full"), force=True)
     eventually(lambda: mailbox.received, 60, "the mail of the failed run")
-    assert "drill: a run failed" in mailbox.received[0] and "the disk is full" in mailbox.received[0]
+    assert "drill: Failed" in mailbox.received[0] and "the disk is full" in mailbox.received[0]
     operator.deploy(*asked[:2], "--notify", "none")
 
 
@@ -394,8 +402,8 @@ def test_a_run_that_fails_says_why_and_what_to_do_in_one_message(
     operator.deploy("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
     ended = operator.end_of(operator.trigger(UUID(deployed["id"]), "data.label=nothing"))
     assert ended.state is not None and ended.state.is_failed()
-    (said,) = eventually(lambda: webhook.said("a run failed"), 60, "the message")
-    assert "pipeline: drill" in said and operator.flow_run(ended.id).name in said
+    (said,) = eventually(lambda: webhook.said("drill: Failed"), 60, "the message")
+    assert operator.flow_run(ended.id).name in said
     assert "'nothing'" in said and "Next: " in said
     operator.deploy("--set", "train.params.pause_s=0.05", "--notify", "none")
     servers = Path(operator.environment["PENSTOCK_SERVERS"])

@@ -18,6 +18,12 @@ from tests import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
+FORKS = "from tests.runs.forked import fork_workers_from_here\n\nfork_workers_from_here()"
+"""Spares a program the imports of the workers of the Rays that it starts."""
+
+OWN_RAY = "import ray\n\nray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)"
+"""The runs after the first, which starts one for itself, use one Ray, that of the program."""
+
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
@@ -26,7 +32,8 @@ def test_page_names_everything_that_penstock_exports() -> None:
 
 
 def test_program_of_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    first, *others = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "program.py").write_text("\n\n".join([FORKS, first, OWN_RAY, *others]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600

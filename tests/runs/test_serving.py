@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 
 import penstock
 from tests import ROOT
+from tests.runs.servers import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def server(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> Iterator[str]:
     """The address of `mlflow models serve` of the model that `calm` has registered."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     uri = f"sqlite:///{calm_file.parent}/.penstock/mlflow/mlflow.db"
     command = ["models", "serve", "-m", calm["model_uri"], "--env-manager", "local", "-h", "127.0.0.1", "-p", str(port)]
     with (tmp_path / "log").open("w") as log:
@@ -53,7 +51,7 @@ def server(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> Iterator[st
             yield f"http://127.0.0.1:{port}/invocations"
         finally:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(30)
+            process.wait(240)
 
 
 def ask(address: str, body: dict[str, Any]) -> Any:

@@ -52,8 +52,9 @@ def test_trials_share_rows_and_are_runs_below_the_sweep(swept: tuple[Path, dict[
     parent = client.get_run(said["mlflow_run_id"])
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["mlflow.note.content"].startswith("3 trials (3 done); the best is trial ")
+    tracked = {run["run"]: run["mlflow_run_id"] for run in Command("status", str(file), "--json").finish()["runs"]}
     for trial in said["trials"]:
-        run = client.get_run(trial["tracked_run"])
+        run = client.get_run(tracked[trial["run"]])
         assert run.data.tags["mlflow.parentRunId"] == said["mlflow_run_id"]
         for key in ("train.learning_rate", "train.params.hidden"):
             assert run.data.params[key] == str(trial["values"][key]), "an axis of a parallel coordinates plot"

@@ -24,7 +24,7 @@ def test_evaluate_on_cluster_measures_on_a_worker(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(evaluate, name, lambda *_: SimpleNamespace(storage=None))
     monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
     spec = SimpleNamespace(
-        train=TrainSpec(recipe="m.py:M", cpus_per_worker=3), evaluate=SimpleNamespace(slices=(), metrics=None, figures=False)
+        train=TrainSpec(recipe="m.py:M", cpus_per_worker=3), evaluate=SimpleNamespace(slices=(), metrics=None)
     )
     connected: list[bool] = []
     said: list[str] = []

@@ -40,7 +40,7 @@ def output() -> dict[str, Any]:
 
 def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     """What the stage shows as classes when it prepares `source`, and what it warns of."""
-    spec = SimpleNamespace(data=source.data, preprocess=source.steps, materialize=MaterializeSpec())
+    spec = SimpleNamespace(data=source.data, preprocess=source.steps, materialize=MaterializeSpec(), overlaps=False)
     warned: list[str] = []
     ctx: Any = SimpleNamespace(
         project=SimpleNamespace(spec=spec, storage=source.storage, transforms=source.code),
@@ -196,3 +196,7 @@ def test_only_streams_need_cpus_beside_the_workers(tmp_path: Path) -> None:
     assert "need 4.5 CPUs" in refusal.message
     assert "materialize.cache: disk or memory" in refusal.next_step
     assert workers_refused(streaming, [{"CPU": cpus_needed(streaming)}]) is None
+    early = project(tmp_path / "early", "data.validation=null", "materialize.overlap=true", *four).spec
+    refusal = workers_refused(early, [{"CPU": 4.0}])
+    assert refusal is not None and "need 5 CPUs" in refusal.message and "without overlap" in refusal.next_step
+    assert workers_refused(early, [{"CPU": cpus_needed(early)}]) is None

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import uuid
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,11 +27,11 @@ import json, sys
 from pathlib import Path
 from types import SimpleNamespace
 
-folder, error, failures = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+state = Path(sys.argv[1])
 
 from penstock.flows.servers.services import prefect_api
 
-with prefect_api(folder / "state"):
+with prefect_api(state):
     from prefect import flow
     from prefect.utilities.annotations import quote
 
@@ -42,48 +41,55 @@ with prefect_api(folder / "state"):
     from penstock.tasks.records.ledger import Ledger
     from penstock.tasks.stage import Stage, stage_task
 
-    calls = []
+    def perform(folder, error, failures):
+        calls = []
 
-    def work(ctx):
-        calls.append(1)
-        if len(calls) <= failures:
-            raise getattr(errors, error)("the store was away")
-        print("of the work")
-        (folder / "data").write_text("rows")
-        return {"rows": 4}, "ran"
+        def work(ctx):
+            calls.append(1)
+            if len(calls) <= failures:
+                raise getattr(errors, error)("the store was away")
+            print("of the work")
+            (folder / "data").write_text("rows")
+            return {"rows": 4}, "ran"
 
-    def verify(context, output):
-        return None if (folder / "data").exists() else "its data are gone"
+        def verify(context, output):
+            return None if (folder / "data").exists() else "its data are gone"
 
-    storage = Storage(str(folder / "storage"))
-    told = []
-    ctx = SimpleNamespace(
-        keys={"read": StageKey(stage="read", key="k", inputs={})},
-        run=SimpleNamespace(run="r", pipeline="p"),
-        ledger=Ledger(storage),
-        project=SimpleNamespace(storage=storage),
-        will_train=False,
-        outcomes={},
-        before=None,
-        now=None,
-        reporter=SimpleNamespace(finished=lambda outcome: None, report=told.append),
-        tracker=SimpleNamespace(url=None, run_id="m"),
-        state_dir=folder,
-        warn=told.append,
-    )
-    stage = Stage("read", work, lambda output: (("rows", str(output["rows"])),), verify)
+        storage = Storage(str(folder / "storage"))
+        told = []
+        ctx = SimpleNamespace(
+            keys={"read": StageKey(stage="read", key="k", inputs={})},
+            run=SimpleNamespace(run="r", pipeline="p"),
+            ledger=Ledger(storage),
+            project=SimpleNamespace(storage=storage),
+            will_train=False,
+            outcomes={},
+            before=None,
+            now=None,
+            reporter=SimpleNamespace(finished=lambda outcome: None, report=told.append),
+            tracker=SimpleNamespace(url=None, run_id="m"),
+            state_dir=folder,
+            warn=told.append,
+        )
+        stage = Stage("read", work, lambda output: (("rows", str(output["rows"])),), verify)
 
-    @flow
-    def once():
-        return stage_task(stage)(quote(ctx), return_state=True)
+        @flow
+        def once():
+            return stage_task(stage).with_options(retry_delay_seconds=[0, 0])(quote(ctx), return_state=True)
 
-    ends = []
-    for remove in (False, False, True):
-        if remove:
-            (folder / "data").unlink(missing_ok=True)
-        state = once(return_state=True)
-        ends.append([state.name, ctx.outcomes["read"].outcome if ctx.outcomes else None])
-    print(json.dumps({"ends": ends, "calls": len(calls), "told": told}))
+        ends = []
+        for remove in (False, False, True):
+            if remove:
+                (folder / "data").unlink(missing_ok=True)
+            state = once(return_state=True)
+            ends.append([state.name, ctx.outcomes["read"].outcome if ctx.outcomes else None])
+        return {"ends": ends, "calls": len(calls), "told": told}
+
+    found = {}
+    for error, failures in (("ServiceError", 2), ("DataError", 1)):
+        (folder := state / error).mkdir(parents=True)
+        found[error] = perform(folder, error, failures)
+    print(json.dumps(found))
 """
 
 
@@ -113,35 +119,35 @@ def test_prefect_artifact_shows_promotion_reason(shared_prefect: str) -> None:
     assert "of run [r](http://mlflow/r)" in shown["description"]
 
 
-def perform(folder: Path, error: str, failures: int) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def found(prefect_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `SCRIPT` prints of a stage with two errors of a store, and of one with an error of its data, by error."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), error, str(failures)],
+        [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("stages") / "state")],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=ROOT,
-        env={**os.environ, "PREFECT_LOGGING_LEVEL": "CRITICAL"},
+        env={**os.environ, "PREFECT_API_URL": prefect_url, "PREFECT_LOGGING_LEVEL": "CRITICAL"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_prefect")
-def test_stage_retries_service_errors_and_verifies_records(tmp_path: Path) -> None:
-    found = perform(tmp_path, "ServiceError", failures=2)
-    assert [outcome for _, outcome in found["ends"]] == ["ran", "reused", "ran"]
-    assert found["calls"] == 4
+def test_stage_retries_service_errors_and_verifies_records(found: dict[str, Any]) -> None:
+    shown = found["ServiceError"]
+    assert [outcome for _, outcome in shown["ends"]] == ["ran", "reused", "ran"]
+    assert shown["calls"] == 4
     printed = "read: of the work"
-    assert found["told"] == [printed, "read: the recorded output is not used: its data are gone", printed]
+    assert shown["told"] == [printed, "read: the recorded output is not used: its data are gone", printed]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_prefect")
-def test_data_error_is_not_retried(tmp_path: Path) -> None:
-    found = perform(tmp_path, "DataError", failures=1)
-    assert found["ends"][0] == ["Failed", None]
-    assert found["calls"] == 3  # one that failed, one that succeeded, none for the reuse, one after the data were removed
+def test_data_error_is_not_retried(found: dict[str, Any]) -> None:
+    shown = found["DataError"]
+    assert shown["ends"][0] == ["Failed", None]
+    assert shown["calls"] == 3  # one that failed, one that succeeded, none for the reuse, one after the data were removed
 
 
 def test_store_error_after_restarts_is_not_retried() -> None:

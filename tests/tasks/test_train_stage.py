@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +21,13 @@ from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Attempt, Ledger, NodeFetches
 from penstock.tasks.stage import VerifyContext
-from penstock.tasks.train import STAGE, _show_folders, best_warning, checkpoint_store, newest_shown
+from penstock.tasks.train import STAGE, _show_folders, best_warning, newest_shown
 from penstock.tasks.train import make_job as stage_job
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.checkpoint.start_from import START, StartWeights
-from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
+from penstock.training.checkpoint.store import CheckpointStore, Placed, SavedBytes, Snapshot
 from penstock.training.events import CheckpointCommitted, Event, Reported, ShardsFetched, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.spec import BestSpec
@@ -72,10 +73,11 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False, start: St
         attempt=attempt,
         run=SimpleNamespace(run="run", sweep=None),
         ledger=ledger,
-        tracker=SimpleNamespace(checkpoints=lambda committed: None),
+        tracker=SimpleNamespace(checkpoints=lambda committed: None, charting_machine=nullcontext),
         reporter=SimpleNamespace(progress=lambda stage: silent, report=said.append),
         said=said,
         stopping=SimpleNamespace(stop=stop, signum=15, graceful=False, lost=None),
+        overlapped=None,
         need_ray=lambda: True,
         on_report=None,
     )
@@ -112,7 +114,7 @@ def test_keep_0_deletes_end_after_record_unless_taken_over(tmp_path: Path, lost:
     ctx = context(tmp_path, Trains("finished", saves=True))
     keep = ["train.checkpoint.keep=0", "train.checkpoint.best={metric: val/loss}"]
     ctx.project.spec = load_spec(make_project(tmp_path / "keeping", files=1), keep).spec
-    store = checkpoint_store(ctx.project, ctx.work_storage)
+    store = CheckpointStore(ctx.work_storage, ctx.project.spec.train.checkpoint)
     identity = stage_job(ctx).identity
     facts = CheckpointFacts(step=3, epoch=0, position=8, world_size=1, identity=identity, metrics={"val/loss": 1.0})
     best = store.write(Snapshot(facts, {"weights": SavedBytes(b"w")}, lambda: "digest"))
@@ -164,9 +166,8 @@ def test_texts_of_a_shown_folder_hide_secrets(tmp_path: Path) -> None:
     facts = CheckpointFacts(step=7, epoch=1, position=0, world_size=1, identity={})
     name = store.new_name(7)
     store.write(Snapshot(facts, {}, lambda: "digest", Placed(name, store.place(name, files))))
-    ctx.tracker = SimpleNamespace(_artifact=shown.__setitem__)
+    ctx.tracker = SimpleNamespace(log_figure=shown.__setitem__)
     ctx.tracker.log_text = partial(Tracker.log_text, ctx.tracker)
-    ctx.tracker.log_figure = partial(Tracker.log_figure, ctx.tracker)
     _show_folders(ctx, store, {"last": name})
     assert shown.pop("checkpoint/last/w.pt") == content and len(shown) == 4
     assert not any(b"canary" in text for text in shown.values())

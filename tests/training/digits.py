@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,18 @@ from sklearn.datasets import load_digits
 
 from penstock.digest import digest_of, file_digest
 from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, ShardTable
 from penstock.ingest.materialize.shard_file import write_shard
-from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema
+from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.events import Event
 from penstock.training.job import CallbackCode, TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
+from penstock.training.open_feeds import _open_cached
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
@@ -60,7 +65,7 @@ def write_digits(storage: Storage) -> DatasetManifest:
             )
             shards.append(info)
         first += ROWS[split]
-    return DatasetManifest(
+    manifest = DatasetManifest(
         key="digits",
         feed_schema=SCHEMA,
         rows=dict(ROWS),
@@ -68,6 +73,8 @@ def write_digits(storage: Storage) -> DatasetManifest:
         content_digest=digest_of([shard.digest for shard in shards]),
         split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in SPLITS},
     )
+    manifest.table.write(storage, manifest.key)  # other processes read it
+    return manifest
 
 
 def make_job(
@@ -82,6 +89,7 @@ def make_job(
     """A job below `folder`; the dataset is written on first use. `spec` are fields of the train section."""
     data = Storage(str(folder / "data"))
     manifest = write_digits(data)
+    manifest.table.write(data, manifest.key)  # which ranks in processes of their own read
     settings: dict[str, Any] = {"epochs": 2, "batch_rows": 48, "checkpoint": {"every_s": None}, **spec}
     train = TrainSpec(recipe=f"recipes.py:{recipe}", **settings)
     here = Path(__file__).parent
@@ -99,8 +107,30 @@ def make_job(
         attempt=attempt,
         pipeline="digits",
         identity={"data": manifest.content_digest, "order": order.fingerprint, "batch_rows": str(settings["batch_rows"])},
-        record_rows=True,
+        open_feeds=RecordingFeeds(),
     )
+
+
+class RecordingFeeds:
+    """Opens feeds as a worker does, and writes the rows of each batch of the train split to the run's folder."""
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+        feed: Any = _open_cached(job, split, rank, world_size)
+        path, batches = job.run_storage.local_path(f"rows/{job.attempt}-{rank}.jsonl"), feed.batches
+        steps_per_epoch = -(-job.order.epoch_rows // job.spec.batch_rows)
+
+        def recorded(epoch: int, position: int = 0) -> Iterator[Batch]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for batch in batches(epoch, position):
+                step = epoch * steps_per_epoch + (batch.position - 1) // job.spec.batch_rows
+                record = {"step": step, "epoch": epoch, "first_row": batch.first_row, "rows": batch.row_ids.tolist()}
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+                yield batch
+
+        if split == "train":
+            feed.batches = recorded
+        return feed  # type: ignore[no-any-return]
 
 
 class ListClient:

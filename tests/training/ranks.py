@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import shutil
 import tempfile
@@ -21,15 +20,10 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
+from tests.runs.forked import fork_rank
 from tests.training.digits import CPU, ListClient
 
 __all__ = ["check_continued", "run_ranks", "train_all", "train_ranks"]
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-# Among them what each rank would import by itself: torch._dynamo for the mean gradient, pytest for the module of the test.
-_CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "ray.train.torch", "torchmetrics.classification", "tests.training.ranks", "pytest"]
-)
 
 
 def run_ranks(work: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 600.0) -> list[Any]:
@@ -38,18 +32,16 @@ def run_ranks(work: Callable[..., Any], world_size: int, *args: Any, timeout_s: 
     `work` is a module's function. The first exception of a rank is raised here. `timeout_s` is that of collectives.
     """
     with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            _CONTEXT.Process(target=_enter, args=(rank, world_size, folder, work, args, timeout_s), daemon=True)
-            for rank in range(world_size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+        processes = []
+        for rank in range(world_size):
+            call = Path(folder, f"{rank}.call")
+            call.write_bytes(pickle.dumps((_enter, rank, world_size, folder, work, args, timeout_s)))
+            processes.append(fork_rank(call))
+        codes = [process.wait() for process in processes]
         results = []
-        for rank, process in enumerate(processes):
+        for rank, code in enumerate(codes):
             answer = Path(folder, f"{rank}.pickle")
-            assert answer.exists(), f"rank {rank} died with exit code {process.exitcode}"
+            assert answer.exists(), f"rank {rank} died with exit code {code}"
             results.append(pickle.loads(answer.read_bytes()))
     for result in results:
         if isinstance(result, Exception):

@@ -1,7 +1,14 @@
 """Recipes whose state or gradients lie where a checkpoint may miss them. Captured as user code, never imported by the tests."""
 
+import collections
+import itertools
+
+import numpy as np
 import torch
 from torch import nn
+
+STEPS = 0
+RANDOM = np.random.default_rng(3)
 
 
 class Head:
@@ -41,6 +48,81 @@ class Count(Head):
             model[1].weight.requires_grad_(False)
             self.notes.append("frozen")
         return super().loss(model, batch)
+
+
+class _Count:
+    def __init__(self):
+        self.steps = 0
+
+    def next(self):
+        self.steps += 1
+        return self.steps
+
+
+class Hidden(Head):
+    """Scales its loss by what no checkpoint holds: a count of steps, or a random number."""
+
+    steps = 0
+
+    def __init__(self, where):
+        self.where, self.count, self.ready = where, _Count(), False
+        self.queue, self.array = collections.deque(maxlen=99), np.zeros(1)
+        self.places = itertools.count(1) if where == "iterator" else None
+
+    def state(self):
+        global STEPS
+        if self.where == "global":
+            STEPS += 1
+            return STEPS
+        if self.where == "class":
+            Hidden.steps += 1
+            return Hidden.steps
+        if self.where == "queue":
+            self.queue.append(1)
+            return len(self.queue)
+        if self.where == "array":
+            self.array += 1
+            return float(self.array[0])
+        if self.where == "flag":  # of a first batch, as in a data-dependent initialization
+            first, self.ready = not self.ready, True
+            return 1 if first else 9
+        if self.where == "object":
+            return self.count.next()
+        return next(self.places) if self.where == "iterator" else 20 * RANDOM.random()
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return loss * min(1.0, self.state() / 20) if model.training else loss
+
+
+class _Slows(torch.optim.SGD):
+    """Makes its steps smaller, by a count of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.5)
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= self.count
+        return super().step(closure)
+
+
+class Slows(Head):
+    def optimizer(self, model):
+        return _Slows(model[3].parameters())
+
+
+class Lowers:
+    """A callback that lowers the learning rate, by a count of its own."""
+
+    def __init__(self):
+        self.count = 0
+
+    def step(self, training):
+        self.count += 1
+        training.optimizer.param_groups[0]["lr"] = 0.5 / self.count
 
 
 class AddsUp(Head):

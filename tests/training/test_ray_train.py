@@ -40,7 +40,7 @@ from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.on_ray.worker import RankResult
+from penstock.training.on_ray.start import RankResult, Start
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
@@ -79,7 +79,8 @@ def session_of(job: TrainJob, rank: int, state: TrainState | None = None) -> Ses
     facts = CheckpointFacts.at(
         state or TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
     )
-    return Session(job, Group(rank, 2, CPU), facts, None, OwnValues(None, "train"), None, None)
+    start = Start(job, Group(rank, 2, CPU), job_checkpoints(job), None, (), facts, False)
+    return Session(start, OwnValues(None, "train"), None, None)
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_loop_of_page_trains_and_its_functions_load_model(tmp_path: Path) -> Non
     ended = run_alone(job)
     assert (ended.status, ended.state.epoch, ended.state.step) == ("finished", 5, 30)
     loader = ModelSpec(code=job.code, params=spec.params, feed_schema=job.manifest.feed_schema, loader=RAY_TRAIN.loader)
-    found = evaluate(job, load_model(loader, newest(tmp_path).storage), splits=["validation"], figures=False)
+    found = evaluate(job, load_model(loader, newest(tmp_path).storage), splits=["validation"])
     assert found.metrics["val/loss"] < 2.25 and found.metrics["val/accuracy"] > 0.2, "a guess is right in a tenth"
 
 
@@ -557,7 +558,7 @@ def cluster() -> Any:
     """A local Ray of two CPUs, whose workers are forked."""
     fork_workers_from_here()
     ray.shutdown()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

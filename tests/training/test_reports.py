@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
+import pickle
 import resource
-import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,6 +34,7 @@ from penstock.training.ranks import Group, is_lost_peer
 from penstock.training.session.reported import file_name, sort_values
 from penstock.training.session.session import Session
 from penstock.training.spec import TrainSpec
+from tests.runs.forked import fork_rank
 from tests.training.digits import ListClient, make_job, train_alone
 from tests.training.ranks import run_ranks
 from tests.training.test_ray_train import loop_job, newest, run_alone, without_ray
@@ -229,14 +228,13 @@ def held_in_second_checkpoint(folder: Path) -> None:
 @pytest.mark.drill
 @pytest.mark.usefixtures("without_ray")
 def test_kill_between_parts_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("forkserver").Process(target=held_in_second_checkpoint, args=(tmp_path,))
-    process.start()
+    (tmp_path / "call").write_bytes(pickle.dumps((held_in_second_checkpoint, tmp_path)))
+    process = fork_rank(tmp_path / "call")
     while not (tmp_path / "held").exists():
-        assert process.is_alive()
+        assert process.poll() is None
         time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    process.kill()
+    process.wait()
     store = CheckpointStore(Storage(str(tmp_path / "run")))
     found, warnings = store.newest_valid()
     assert found is not None and (found.state.step, warnings, len(store._storage.list())) == (1, [], 2)

@@ -156,6 +156,11 @@ class Callbacks:
         """Whether any rank wants to end. A collective where there are callbacks."""
         return bool(self._named) and group.sum([float(self.wants_end)])[0] > 0
 
+    @property
+    def without_state(self) -> dict[str, object]:
+        """Those that a checkpoint keeps nothing of, by name."""
+        return {name: each for _, name, each in self._named if not callable(getattr(each, "state_dict", None))}
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of them."""
         states = {key: each.state_dict() for key, _, each in self._named if callable(getattr(each, "state_dict", None))}

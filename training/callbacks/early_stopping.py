@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from penstock.errors import SpecError, TrainingError
-from penstock.training.better import mode_problem
 from penstock.training.callbacks.callback import Training
+from penstock.training.spec import mode_problem
 
 __all__ = ["EARLY_STOPPING", "EarlyStopping"]
 

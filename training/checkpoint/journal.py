@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pydantic_core import to_json
@@ -18,7 +19,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.events import Point
 
-__all__ = ["JournalWriter", "read_journal", "truncate_journal"]
+__all__ = ["read_journal", "seal_points", "truncate_journal"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -34,31 +35,18 @@ class _Segment(NamedTuple):
     path: str
 
 
-class JournalWriter:
-    """Collects points and seals them in segments of its own. Lives where points are made (rank 0); not thread-safe."""
+def seal_points(run_storage: Storage, writer: Writer, step: int, points: Iterable[Point]) -> None:
+    """Make points durable in a segment of `writer`. Call it before the manifest of checkpoint `step` is committed.
 
-    def __init__(self, run_storage: Storage, writer: Writer) -> None:
-        self._storage = run_storage
-        self._writer = writer
-        self._pending: list[Point] = []
-
-    def add(self, point: Point) -> None:
-        """Keep a point in memory until the next seal."""
-        self._pending.append(point)
-
-    def seal(self, step: int) -> None:
-        """Make the points added since the last seal durable. Call it before the manifest of checkpoint `step` is committed.
-
-        A checkpoint without new points writes nothing.
-        """
-        if not self._pending:
-            return
-        lines = [to_json({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, inf_nan_mode="constants") for p in self._pending]
-        path = f"{_FOLDER}/{step:010d}-{self._writer}.jsonl"
-        if self._storage.exists(path):  # validation after a checkpoint seals the same step again
-            lines = [*self._storage.read_bytes(path).splitlines(), *lines]
-        self._storage.write_bytes(path, b"\n".join(lines) + b"\n")
-        self._pending.clear()
+    A checkpoint without new points writes nothing.
+    """
+    lines = [to_json({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, inf_nan_mode="constants") for p in points]
+    if not lines:
+        return
+    path = f"{_FOLDER}/{step:010d}-{writer}.jsonl"
+    if run_storage.exists(path):  # validation after a checkpoint seals the same step again
+        lines = [*run_storage.read_bytes(path).splitlines(), *lines]
+    run_storage.write_bytes(path, b"\n".join(lines) + b"\n")
 
 
 def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1) -> list[Point]:
@@ -72,7 +60,7 @@ def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1)
         up_to_step: the step of the checkpoint that counts.
         after_step: leave out segments sealed at or before this step, which the server holds already.
     """
-    segments = [s for s in _segments(run_storage) if s.step > after_step]
+    segments = [s for s in _segments(run_storage) if s.step > after_step] if up_to_step > after_step else []
     seen: set[tuple[int, str]] = set()
     points: list[Point] = []
     for segment in sorted(segments, key=lambda s: (s.writer, s.step), reverse=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +51,12 @@ class CheckpointFacts(Section):
     """Whether these weights equal those of a run that was never interrupted, or why not."""
     caveats: list[str] = Field(default_factory=list)
     """Reasons why a run that continues from here may differ: state that no checkpoint holds."""
+
+    def measured_at(self, state: TrainState, values: Mapping[str, float], **others: Any) -> CheckpointFacts:
+        """Return them at `state`, with the values measured there; `others` are further fields."""
+        metrics = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        place = {"step": state.step, "epoch": state.epoch, "position": state.position}
+        return self.model_copy(update={**place, "metrics": metrics, **others})
 
     @classmethod
     def at(cls, state: TrainState, **others: Any) -> CheckpointFacts:

@@ -13,8 +13,7 @@ __all__ = ["job_checkpoints", "outcome_of"]
 
 def job_checkpoints(job: TrainJob) -> CheckpointStore:
     """Return the checkpoints of the run that `job` belongs to."""
-    spec = job.spec.checkpoint
-    return CheckpointStore(job.run_storage, spec.keep, spec.best, spec.keep_best)
+    return CheckpointStore(job.run_storage, job.spec.checkpoint)
 
 
 def outcome_of(

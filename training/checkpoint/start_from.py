@@ -15,7 +15,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.spec import BestSpec
+from penstock.training.spec import CheckpointSpec
 
 __all__ = ["START", "StartWeights", "find_start"]
 
@@ -67,7 +67,7 @@ def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = Fal
         run = storage.child(f"runs/{Path(name.removeprefix('run:')).name}")
         newest = next(iter(CheckpointStore(run).committed()), None)
         rule = newest.manifest.settings.get("train.checkpoint.best") if newest is not None else None
-        best = CheckpointStore(run, best=BestSpec.model_validate(rule)).best() if rule is not None else None
+        best = CheckpointStore(run, CheckpointSpec(best=rule)).best()
         chosen = best or newest  # as the run's own outcome
         there = chosen.manifest.files if chosen is not None else {}
         files = [each for each in there if each.startswith(f"{FOLDER}/")] if whole else []

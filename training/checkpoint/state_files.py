@@ -7,6 +7,7 @@ rest of it (packed.py), and `ranks`, the random generators as training/rng.py ca
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL, CheckpointFacts
 from penstock.training.checkpoint.packed import unpack
 from penstock.training.checkpoint.store import Snapshot
-from penstock.training.not_a_number import check_weights
+from penstock.training.faults import not_a_number
 
 __all__ = [
     "TRAINING",
@@ -88,11 +89,6 @@ class NamedTensors:
 
     tensors: Mapping[str, Tensor]
 
-    @property
-    def size_bytes(self) -> int:
-        """Of all tensors together."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
     def save(self, path: Path) -> None:
         """Write a safetensors file."""
         safetensors.torch.save_file(dict(self.tensors), path)
@@ -108,9 +104,20 @@ def torch_snapshot(facts: CheckpointFacts, weights: Mapping[str, Tensor], traini
     Raises:
         TrainingError: a weight is not a number.
     """
-    check_weights(weights, facts.step)
+    _check_weights(weights, facts.step)
     model = NamedTensors(weights)
     return Snapshot(facts, {MODEL: model, TRAINING: training}, model.digest)
+
+
+def _check_weights(weights: Mapping[str, Tensor], step: int) -> None:
+    """Raise TrainingError if a weight after `step` steps is not a number."""
+    numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
+    # A sum finds one fastest; float8 has no sum. inf - inf is NaN, too, so suspects are checked again.
+    total = sum(weight.sum().item() for weight in numbers.values() if weight.itemsize > 1)
+    suspects = {name: weight for name, weight in numbers.items() if weight.itemsize == 1 or math.isnan(total)}
+    bad = next((name for name, weight in suspects.items() if weight.isnan().any()), None)
+    if bad is not None:
+        raise not_a_number(f"the weight {bad} is not a number after step {step:,}")
 
 
 def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:

@@ -41,14 +41,12 @@ from penstock.training.checkpoint.manifest import (
     CheckpointManifest,
     StoredFile,
 )
-from penstock.training.spec import BestSpec
+from penstock.training.spec import BestSpec, CheckpointSpec
 
 __all__ = ["CheckpointStore", "Placed", "SavedBytes", "SavedFile", "Snapshot"]
 
 
 FOLDER = "checkpoints"
-
-_NEARLY_FULL_BYTES = 16 << 20
 
 _OWN_FILES = {MANIFEST, "model.json"}
 """The second is stored with a framework's files in a model registry."""
@@ -59,10 +57,6 @@ _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
 class SavedFile(Protocol):
     """The content of one file of a checkpoint, held in memory."""
 
-    @property
-    def size_bytes(self) -> int:
-        """About the size of the file, to recognize a full disk."""
-
     def save(self, path: Path) -> None:
         """Write the file. Any exception ends the write of the checkpoint."""
 
@@ -72,11 +66,6 @@ class SavedBytes:
     """A file whose bytes are known, such as a model that is one JSON or binary file."""
 
     content: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-        return len(self.content)
 
     def save(self, path: Path) -> None:
         """Write it."""
@@ -118,20 +107,16 @@ class CheckpointStore:
 
     Args:
         storage: rooted at the run; checkpoints are in `checkpoints/` below it.
-        keep: number of the newest checkpoints that `prune` keeps; 0 is one until training has ended.
-        best: the metric by which more are kept.
-        keep_best: their number.
+        spec: which of them `prune` keeps, and `best` returns; the defaults of a pipeline file without it.
     """
 
-    def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None, keep_best: int = 1) -> None:
+    def __init__(self, storage: Storage, spec: CheckpointSpec | None = None) -> None:
         self._storage = storage.child(FOLDER)
         self._fence = Fence(storage)
         self._record: WriterRecord | None = None
         self.writer = Writer(0)
         """See `take_over`."""
-        self._keep = keep
-        self._best = best
-        self._keep_best = keep_best
+        self._spec = spec or CheckpointSpec()
 
     def take_over(self, writer: Writer) -> None:
         """Become the writer: later commits of earlier writers do not count. Rank 0 calls it before it reads.
@@ -169,7 +154,7 @@ class CheckpointStore:
         """
         folder = self._storage.child(name)
         try:
-            with _as_checkpoint_error(folder, sum(path.stat().st_size for path in files.values())):
+            with _as_checkpoint_error(folder):
                 placed = {file: _copy(folder, file, path) for file, path in files.items()}
                 if folder.is_local:
                     for parent in sorted({parent for file in files for parent in Path(file).parents}, reverse=True):
@@ -200,7 +185,7 @@ class CheckpointStore:
             )
         name, folder = placed.name, self._storage.child(placed.name)
         try:
-            with _as_checkpoint_error(folder, sum(file.size_bytes for file in snapshot.files.values())):
+            with _as_checkpoint_error(folder):
                 files = {file: _put(folder, file, content) for file, content in snapshot.files.items()}
                 manifest = CheckpointManifest(
                     **snapshot.facts.model_dump(),
@@ -291,7 +276,7 @@ class CheckpointStore:
 
         Small validation splits give the same value to many: the one that learned longer is the better guess.
         """
-        return next(iter(_ranked(self.committed(), self._best)), None)
+        return next(iter(_ranked(self.committed(), self._spec.best)), None)
 
     def prune(self, *, ended: bool = False) -> list[str]:
         """Delete all but the newest ones and the best ones; return the deleted names. A kill half-way does no harm.
@@ -307,9 +292,9 @@ class CheckpointStore:
 
     def superfluous(self, *, ended: bool = False) -> list[str]:
         """Name the checkpoints that `prune` deletes."""
-        committed = self.committed()
-        best = _ranked(committed, self._best)[: self._keep_best]
-        newest = committed[: self._keep if (ended and best) else max(1, self._keep)]
+        committed, keep = self.committed(), self._spec.keep
+        best = _ranked(committed, self._spec.best)[: self._spec.keep_best]
+        newest = committed[: keep if (ended and best) else max(1, keep)]
         kept = {checkpoint.name for checkpoint in [*newest, *best]}
         return [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
 
@@ -395,16 +380,15 @@ class CheckpointStore:
 
 
 @contextlib.contextmanager
-def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
-    """Turn any error of the block into a CheckpointError. `size_bytes`: about the size of the write."""
+def _as_checkpoint_error(folder: Storage) -> Iterator[None]:
+    """Turn any error of the block into a CheckpointError."""
     try:
         yield
     except PenstockError:
         raise
     except Exception as error:  # a framework may report a full disk with classes of its own
-        reason = _full_disk(folder, size_bytes) or describe_error(error)
         raise CheckpointError(
-            f"cannot write checkpoint {folder.uri()}: {reason}",
+            f"cannot write checkpoint {folder.uri()}: {describe_error(error)}",
             next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
             "or begins again where there is none",
         ) from error
@@ -445,7 +429,7 @@ def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
     for file, expected in checkpoint.manifest.files.items():
         try:
             if deep:
-                with checkpoint.storage.open(file) as stream:
+                with checkpoint.storage.open(file, expected.size_bytes) as stream:
                     if file_digest(stream) == expected.digest:
                         continue
             size_bytes = checkpoint.storage.size(file)
@@ -456,18 +440,6 @@ def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
         except FileNotFoundError:
             return f"{file} is missing"
     return None
-
-
-def _full_disk(folder: Storage, size_bytes: int) -> str:
-    """Describe a full disk, empty if it is not: torch's own error names offsets in a file.
-
-    The partial file may be deleted by now, so free space is compared with the size of the write.
-    """
-    if not folder.is_local or not folder.local_path().exists():
-        return ""
-    free = shutil.disk_usage(folder.local_path()).free
-    needed = _NEARLY_FULL_BYTES + size_bytes
-    return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < needed else ""
 
 
 def _lost(name: str, why: str, used: CheckpointManifest) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from penstock.errors import LeaseHeldError
-from penstock.training.checkpoint.journal import JournalWriter
+from penstock.storage import Storage
+from penstock.training.checkpoint.journal import seal_points
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.events import CheckpointCommitted, Event, Point, Warned
 
@@ -20,13 +22,13 @@ class CheckpointWriter:
 
     Args:
         store: gets the checkpoints.
-        journal: gets the metric points.
+        run_storage: gets the metric points.
         post: takes events.
     """
 
-    def __init__(self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None]) -> None:
+    def __init__(self, store: CheckpointStore, run_storage: Storage, post: Callable[[Event], None]) -> None:
         self._store = store
-        self._journal = journal
+        self._run_storage = run_storage
         self._post = post
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
         self._running: Future[str] | None = None
@@ -72,13 +74,8 @@ class CheckpointWriter:
     def _write(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> str:
         snapshot = completed()  # its errors stay as they are: they are not the storage's
         step = snapshot.facts.step
-
-        def seal() -> None:
-            # Before the commit: else the points of a checkpoint could be lost for ever.
-            for point in points:
-                self._journal.add(point)
-            self._journal.seal(step)
-
+        # Before the commit: else the points of a checkpoint could be lost for ever.
+        seal = partial(seal_points, self._run_storage, self._store.writer, step, points)
         name = self._store.write(snapshot, seal).name
         try:
             self._store.prune()

@@ -7,15 +7,12 @@ failed. Here such a value is NaN, and a mean over classes leaves out the undefin
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from torchmetrics import Metric
-
-__all__ = ["Needs", "defined_classes", "label_counts", "metric_library", "r2_score"]
+__all__ = ["Needs", "defined_classes", "metric_library", "r2_metric"]
 
 
 Needs = Literal["a row", "both"]
@@ -29,45 +26,19 @@ def metric_library() -> Any:
     return torchmetrics
 
 
-def label_counts(classes: int) -> Metric:
-    """Make a counter of the rows of each class, or each of several labels: its value is [classes + 1], rows last."""
-    made: Metric = _kinds()[0](classes)
-    return made
-
-
 def defined_classes(counts: Tensor, needs: Needs) -> Tensor:
-    """Return for each class whether a metric of it is defined, bool [classes]; `counts` as of `label_counts`."""
+    """Return for each class whether a metric of it is defined, bool [classes]; `counts` are its rows, and last all rows."""
     of_class, rows = counts[:-1], counts[-1]
     return (of_class > 0) & (of_class < rows) if needs == "both" else of_class > 0
 
 
-def r2_score(outputs: int) -> Metric:
-    """Make the coefficient of determination of scikit-learn: float64, NaN for a constant label.
+@cache
+def r2_metric() -> Any:
+    """Make the class of scikit-learn's coefficient of determination: float64, NaN for a constant label.
 
     That of torchmetrics compares sums of squares with 1e-4, so small numbers give 0 or 1.
     """
-    made: Metric = _kinds()[1](outputs)
-    return made
-
-
-@cache
-def _kinds() -> tuple[Any, Any]:
     base: Any = metric_library().Metric
-
-    class LabelCounts(base):  # type: ignore[misc]
-        full_state_update = False
-        counts: Tensor
-
-        def __init__(self, classes: int) -> None:
-            super().__init__()
-            self.add_state("counts", torch.zeros(classes + 1, dtype=torch.int64), dist_reduce_fx="sum")
-
-        def update(self, target: Tensor) -> None:
-            found = target.long().sum(0) if target.ndim > 1 else torch.bincount(target, minlength=len(self.counts) - 1)
-            self.counts += torch.cat([found, found.new_tensor([len(target)])])
-
-        def compute(self) -> Tensor:
-            return self.counts
 
     class R2(base):  # type: ignore[misc]
         full_state_update = False
@@ -91,7 +62,7 @@ def _kinds() -> tuple[Any, Any]:
             varies = spread > rows * (1e-14 * mean).square()  # rounding leaves a little of a constant label
             return torch.where(varies, 1 - errors / spread, float("nan")).nanmean()
 
-    return LabelCounts, R2
+    return R2
 
 
 def _pooled(parts: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Rows are streamed; memory holds five numbers of each, and the state of the metri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,58 +27,42 @@ from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["EvaluationResult", "RowResults", "Slice", "evaluate"]
+__all__ = ["Answers", "EvaluationResult", "Slice", "answers_of", "evaluate"]
 
 MAX_ROWS = 1_000_000
 """Rows of a split whose answers are recorded: the first ones in stored order, 20 bytes each."""
 
 
-@dataclass
-class RowResults:
-    """One model's answers on one split, in the order they were made.
+Answers = dict[str, NDArray[Any]]
+"""A model's answers on rows: `id` is a row's number in its split; `predicted` the class of the highest score, or the value;
+`target`; `loss` is -log of the true class's probability, or the distance from the true value; `confidence` the probability
+of the predicted class, if the label is one. Empty if the label is not one class or one number, or without rows."""
 
-    Attributes:
-        ids: number of each row in its split.
-        predicted: the class of the highest score, or the value.
-        target: the class, or the value.
-        loss: -log of the true class's probability, or the distance from the true value.
-        confidence: the probability of the predicted class; none of a value.
-    """
 
-    ids: list[NDArray[np.int64]] = field(default_factory=list)
-    predicted: list[NDArray[np.float32]] = field(default_factory=list)
-    target: list[NDArray[np.float32]] = field(default_factory=list)
-    loss: list[NDArray[np.float32]] = field(default_factory=list)
-    confidence: list[NDArray[np.float32]] = field(default_factory=list)
+def answers_of(
+    ids: NDArray[np.int64], columns: Mapping[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
+) -> Answers:
+    """Judge a batch of predictions row by row."""
+    kind = label_kind(schema)
+    if kind == "none" or (schema.label is not None and schema[schema.label].shape):
+        return {}
+    prediction = prepare_predictions(output, schema, predicts).float().cpu().numpy()
+    target = prepare_target(columns[str(schema.label)], schema).cpu().numpy()
+    if kind == "regression":
+        found = {"predicted": prediction, "target": target, "loss": np.abs(prediction - target)}
+    else:
+        loss = -np.log(np.maximum(prediction[np.arange(len(target)), target.astype(np.int64)], 1e-12))
+        found = {"predicted": prediction.argmax(axis=1), "target": target, "loss": loss, "confidence": prediction.max(axis=1)}
+    return {"id": ids, **{name: np.asarray(values, np.float32) for name, values in found.items()}}
 
-    def add(
-        self, ids: NDArray[np.int64], columns: dict[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
-    ) -> None:
-        """Add a batch of predictions, if the label is one class or one number."""
-        kind = label_kind(schema)
-        several = schema.label is not None and schema[schema.label].shape
-        if kind == "none" or several:
-            return
-        prediction = prepare_predictions(output, schema, predicts).float().cpu().numpy()
-        target = prepare_target(columns[str(schema.label)], schema).cpu().numpy()
-        if kind == "regression":
-            predicted, loss = prediction, np.abs(prediction - target)
-        else:
-            of_truth = prediction[np.arange(len(target)), target.astype(np.int64)]
-            predicted, loss = prediction.argmax(axis=1), -np.log(np.maximum(of_truth, 1e-12))
-            self.confidence.append(prediction.max(axis=1))
-        self.ids.append(ids)
-        for values, into in ((predicted, self.predicted), (target, self.target), (loss, self.loss)):
-            into.append(np.asarray(values, np.float32))
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return `id` and the other attributes that have values, ordered by row number; empty without rows."""
-        if not self.ids:
-            return {}
-        ids = np.concatenate(self.ids)
-        order = np.argsort(ids, kind="stable")
-        named = {name: getattr(self, name) for name in ("predicted", "target", "loss", "confidence")}
-        return {"id": ids[order], **{name: np.concatenate(values)[order] for name, values in named.items() if values}}
+def _in_order(batches: Iterable[Answers]) -> Answers:
+    """Put the answers of batches together, ordered by row number."""
+    given = [answers for answers in batches if answers]
+    if not given:
+        return {}
+    order = np.argsort(np.concatenate([answers["id"] for answers in given]), kind="stable")
+    return {name: np.concatenate([answers[name] for answers in given])[order] for name in given[0]}
 
 
 class Slice(NamedTuple):
@@ -98,8 +82,8 @@ class EvaluationResult:
     Attributes:
         metrics: `test/<metric>` and `val/<metric>` to value; the loss is always there.
         figures: file name (`test-confusion_matrix.png`) to PNG.
-        tables: file name without suffix to columns, such as precision and recall per class.
-        rows: split to the model's answer on each of its rows (see `RowResults.columns`).
+        tables: file name without suffix to columns, such as the importance of the source's columns.
+        rows: split to the model's answer on each of its rows (see `Answers`), without the confidence.
         undefined: a metric that the rows leave undefined (`test/auroc` of rows of one class) to the reason. Its value is NaN.
         slices: `split`, `column`, `slice`, `rows` and the metrics of each slice, without the loss. A metric that its rows leave
             undefined is None, and `not_defined` (else None) names them with the reasons.
@@ -119,7 +103,6 @@ def evaluate(
     *,
     splits: Sequence[Split] = ("test",),
     metrics: Iterable[str] | None = None,
-    figures: bool = True,
     slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
     progress: Progress = silent,
 ) -> EvaluationResult:
@@ -130,7 +113,6 @@ def evaluate(
         model: with weights, as of `penstock.training.model.load_model`.
         splits: which splits, of those that have rows.
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
-        figures: draw figures.
         slices: which rows of a split are measured by themselves, too.
         progress: takes the rows done.
 
@@ -147,6 +129,7 @@ def evaluate(
     if not has_loss and not model.can_predict:
         return result
     total = sum(rows_of.get(split, 0) for split in splits)
+    judged: dict[Split, Answers] = {}
     done = 0
 
     def observe(rows: int) -> None:
@@ -157,10 +140,9 @@ def evaluate(
     for split in splits:
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        measured, parts, collected, (loss, count), logged = _measure_split(
+        measured, parts, answers, (loss, count), logged = _measure_split(
             job, model, split, names, slices.get(split, ()), observe
         )
-        answers = collected.columns()
         result.rows[split] = {name: values[:MAX_ROWS] for name, values in answers.items() if name != "confidence"}
         for part, metrics_of_part in parts:
             entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}
@@ -173,14 +155,10 @@ def evaluate(
         phase = METRICS_OF[split]
         result.undefined.update({f"{phase}/{name}": reason for name, reason in measured.undefined.items()})
         result.metrics.update(logged | {f"{phase}/{name}": value for name, value in values.items()})
-        if figures and (export := optional("penstock.training.exporters.figures:export_split")) is not None:
-            drawn, tables = export(schema, answers, split)
-            result.figures.update(drawn)
-            result.tables.update(tables)
-    if importance := model.importance():
-        result.tables["feature_importance"] = {"column": list(importance), "share": list(importance.values())}
-        if figures and (export := optional("penstock.training.exporters.figures:export_importance")) is not None:
-            result.figures.update(export(importance))
+        judged[split] = answers
+    if (export := optional("penstock.training.exporters.figures:export")) is not None:
+        drawn, tables = export(schema, judged, model.importance())
+        return replace(result, figures=drawn, tables=tables)
     return result
 
 
@@ -191,18 +169,18 @@ def _measure_split(
     names: Sequence[str] | None,
     slices: Sequence[Slice],
     observe: Callable[[int], None],
-) -> tuple[MetricSet, list[tuple[Slice, MetricSet]], RowResults, tuple[float, int], dict[str, float]]:
+) -> tuple[MetricSet, list[tuple[Slice, MetricSet]], Answers, tuple[float, int], dict[str, float]]:
     """Run the model over a split.
 
     Returns:
         Metrics of the split and of each slice, the answers, (sum of the rows' losses, rows), and values that user code logged.
     """
-    schema, collected = job.manifest.feed_schema, RowResults()
+    schema, collected = job.manifest.feed_schema, list[Answers]()
     whole, *parts = (make_metrics(names, schema, model).to(model.device) for _ in range(1 + len(slices)))
     measured = list(zip(slices, parts, strict=True))
 
     def seen(batch: Batch, output: Tensor) -> None:
-        collected.add(batch.row_ids, batch.columns, output, schema, model.predicts)
+        collected.append(answers_of(batch.row_ids, batch.columns, output, schema, model.predicts))
         for part, metrics in measured:
             _measure_slice(part, metrics, batch, output)
         observe(len(output))
@@ -210,7 +188,7 @@ def _measure_split(
     feed = open_job_feed(job, split, 0, 1, model.device)
     with collecting(OwnValues(None, METRICS_OF[split])) as logged:
         loss = run_over(model, feed.batches(0), whole, seen)
-    return whole, measured, collected, loss, logged.totals()
+    return whole, measured, _in_order(collected), loss, logged.totals()
 
 
 def _measure_slice(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:

@@ -6,7 +6,6 @@ predictions are probabilities, since a batch cannot show it.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +22,8 @@ from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import did_you_mean
 from penstock.training.determinism import any_algorithm
-from penstock.training.evaluation.defined import Needs, defined_classes, label_counts, metric_library, r2_score
-from penstock.training.model import ClassScores, Predicts, are_probabilities
+from penstock.training.evaluation.defined import Needs, defined_classes, metric_library, r2_metric
+from penstock.training.model import ClassScores, Predicts, are_probabilities, missing_part
 from penstock.training.spec import BestSpec
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ REGRESSION: dict[str, Callable[[int], Metric]] = {
     "mse": lambda n: _new("MeanSquaredError").set_dtype(torch.float64),
     "rmse": lambda n: _new("MeanSquaredError", squared=False, num_outputs=n).set_dtype(torch.float64),
     "mae": lambda n: _new("MeanAbsoluteError").set_dtype(torch.float64),
-    "r2": lambda n: r2_score(n),
+    "r2": lambda n: r2_metric()(n),
 }
 """Name to constructor, given how many numbers a row has."""
 
@@ -154,12 +153,12 @@ class MetricSet:
     """Metrics that the rows left undefined at the last `compute`, and why."""
 
     @cached_property
-    def _counts(self) -> Metric | None:
-        """Counts of rows of each class, if one of the metrics needs them."""
+    def _counts(self) -> Tensor | None:
+        """Counts of rows of each class, or each of several labels, and of all rows, if one of the metrics needs them."""
         if self.raw or not _NEEDS.keys() & self.makers.keys():
             return None
         classes = math.prod(self.schema[str(self.schema.label)].shape or (self.schema.num_classes or 0,))
-        return label_counts(classes).to(self.device)
+        return torch.zeros(classes + 1, dtype=torch.int64, device=self.device)
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -189,7 +188,8 @@ class MetricSet:
         prediction = prepare_predictions(output, self.schema, self.predicts)
         target = prepare_target(target, self.schema)
         if self._counts is not None:
-            self._counts.update(target)
+            found = target.sum(0) if target.ndim > 1 else torch.bincount(target, minlength=len(self._counts) - 1)
+            self._counts.add_(torch.cat([found, found.new_tensor([len(target)])]))
         for name, metric in self.metrics.items():
             binary = self.schema.num_classes == 2 and name in _OF_CLASS_1
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
@@ -202,12 +202,14 @@ class MetricSet:
         values: dict[str, float] = {}
         self.undefined = {}
         _fill_empty_states(self.metrics)
-        counts = None if self._counts is None else self._counts.compute()
+        counts = self._counts
+        if counts is not None and dist.is_initialized():
+            dist.all_reduce(counts)
         for name, metric in self.metrics.items():
             values.update(_scalars(name, metric.compute() if self.raw else self._where_defined(name, metric, counts)))
             metric.reset()
-        if self._counts is not None:
-            self._counts.reset()
+        if counts is not None:
+            counts.zero_()
         return values
 
     def _where_defined(self, name: str, metric: Metric, counts: Tensor | None) -> Tensor:
@@ -250,7 +252,7 @@ def make_metrics(
     if names is None:
         own = model.metrics()
         if own is not None:
-            _check_own(own, schema, model)
+            _check_own(own, model)
             measure = model.measure if getattr(model, "can_measure", False) else None  # other packages' models may have none
             return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True, measure=measure)
         names = DEFAULTS[kind] if model.can_predict else ()
@@ -367,7 +369,7 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) ->
         facts = {"classification": f"{schema.num_classes} classes", "multilabel": "several of them in a row"}
         fact = facts.get(kind, "a number")
         return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
-    return None if model.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+    return None if model.can_predict else f"{name!r} needs {missing_part(model)}"
 
 
 def _fill_empty_states(metrics: Mapping[str, Metric]) -> None:
@@ -393,22 +395,11 @@ def _fill_empty_states(metrics: Mapping[str, Metric]) -> None:
             setattr(metrics[name], state, [empty])
 
 
-def _takes_predictions_alone(metric: Metric) -> bool:
-    parameters = [each for each in inspect.signature(type(metric).update).parameters.values() if each.name != "self"]
-    return len([each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]) <= 1
-
-
-def _check_own(own: Mapping[str, Any], schema: FeedSchema, model: Predicts) -> None:
+def _check_own(own: Mapping[str, Any], model: Predicts) -> None:
     kind = metric_library().Metric
     problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
-    one = [n for n, m in own.items() if isinstance(m, kind) and not _takes_predictions_alone(m)]
-    if one and schema.label is None and not getattr(model, "can_measure", False):
-        problems.append(
-            f"{', '.join(map(repr, one))} compare predictions with a label: set data.label, or update them in a method "
-            "measure(metrics, output, batch)"
-        )
     if own and not model.can_predict:
-        problems.append("they need a method predict(model, batch)")
+        problems.append(f"they need {missing_part(model)}")
     if problems:
         raise SpecError("the recipe's metrics() cannot be measured", problems=problems)
 
@@ -419,7 +410,7 @@ def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor | None
         # In deterministic mode torchmetrics counts by a table of [rows, classes * classes].
         with any_algorithm() if exact else nullcontext():
             metric.update(prediction, *([] if target is None else [target]))
-    except (ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the first for a label that is not there
         shapes = f"predictions {list(prediction.shape)} {prediction.dtype}" + (
             "" if target is None else f", labels {list(target.shape)} {target.dtype}"
         )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.ingest.columns.arrays import numpy_arrays
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cursor import Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.model import TrainedModel
 from penstock.training.own_values import OwnValues, collecting, logged_rows

@@ -1,4 +1,4 @@
-"""What is shown of a run besides its metrics? A plug-in: evaluation and rank 0's events name its modules as text.
+"""Which figures does an evaluation have? A plug-in: evaluation names its module as text.
 
-Public: `figures` (of an evaluation), `machine_load` (charts of the machine that trains).
+Public: `figures`.
 """

@@ -1,4 +1,4 @@
-"""Which six members does a training framework have? docs/extend/framework.md shows a small one.
+"""Which five members does a training framework have? docs/extend/framework.md shows a small one.
 
 Everything else is the same for all frameworks: stage keys, the ledger, the refusal to resume on other data, the feed, the
 commit of checkpoints (`penstock.training.checkpoint.store.CheckpointStore`), metrics and figures, tracking, registration.
@@ -22,21 +22,17 @@ from penstock.training.model import Predicts
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Framework", "HasOwnSteps", "TriedBatch"]
+__all__ = ["Framework", "TriedBatch", "TriesBatch"]
 
 
 class TriedBatch(Section):
     """Facts about an untrained model, from one batch."""
 
-    loss: float | None
+    loss: float | None = None
     """Mean over the batch's rows, before anything is learned; finite. None where no batch can be tried."""
-    parameters: int
+    parameters: int = 0
     """Number of trainable weights."""
-    weights_bytes: int
-    """Smallest size of a checkpoint."""
-    checkpoint_bytes: int
-    """Usual size of a checkpoint, with the state of the optimizer."""
-    predict_shape: list[int] | None
+    predict_shape: list[int] | None = None
     """Shape of the predictions; None where the model cannot predict."""
     weights: dict[str, list[int]] | None = None
     """Name -> shape of the model's weights, for a framework that takes `train.start_from`."""
@@ -83,16 +79,6 @@ class Framework(Protocol):
         """
         ...
 
-    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Train on a row or two, before any stage; with RAY_ADDRESS, in a Ray task.
-
-        The batch is on the CPU. The process has the resources of one training worker, GPUs too.
-
-        Raises:
-            TrainingError: the user's code fails, or the loss is not finite.
-        """
-        ...
-
     def train(
         self,
         job: TrainJob,
@@ -123,10 +109,13 @@ class Framework(Protocol):
 
 
 @runtime_checkable
-class HasOwnSteps(Protocol):
-    """A framework whose step is not a batch of `train.batch_rows` rows, so that `penstock rows` refuses it."""
+class TriesBatch(Protocol):
+    """A framework that tries one batch before any stage. Of others on Ray's workers, two batches are trained in a process."""
 
-    @property
-    def a_step(self) -> str:
-        """Completes the sentence "a step is ..."."""
+    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+        """Train on a row or two; with RAY_ADDRESS, in a Ray task. The batch is on the CPU.
+
+        Raises:
+            TrainingError: the user's code fails, or the loss is not finite.
+        """
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +16,19 @@ if TYPE_CHECKING:
     from penstock.training.on_ray.worker import RankResult
     from penstock.training.ranks import Group
 
-__all__ = ["OnWorkers"]
+__all__ = ["OnWorkers", "installed"]
 
 
 class OnWorkers:
     """Brings `train` of a `penstock.training.frameworks.framework.Framework`: on workers of Ray.
 
     Attributes:
+        a_step: completes "a step is ...", if that is not a batch of `train.batch_rows` rows.
         on_cpus: train on CPUs, whatever `train.gpus` is.
         in_ray_train: train in Ray Train even where one worker alone could be a Ray task.
     """
 
+    a_step = ""
     on_cpus = False
     in_ray_train = False
 
@@ -60,3 +64,13 @@ class OnWorkers:
         return trainer.train(
             job, stop=stop, listener=listener, own_cluster=own_cluster, work=self.run_rank, in_ray_train=self.in_ray_train
         )
+
+
+def installed(*distributions: str) -> tuple[str, ...]:
+    """The installed ones of these distributions."""
+    there = []
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            there.append(name)
+    return tuple(there)

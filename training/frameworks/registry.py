@@ -20,10 +20,10 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
         "ray_train": "penstock.training.frameworks.ray_train.framework:RAY_TRAIN",
         "torch": "penstock.training.frameworks.torch.framework:TORCH",
         "transformers": "penstock.training.frameworks.transformers.framework:TRANSFORMERS",
-        "xgboost": "penstock.training.frameworks.xgboost.framework:XGBOOST",
-        "lightgbm": "penstock.training.frameworks.lightgbm.framework:LIGHTGBM",
+        "xgboost": "penstock.training.frameworks.xgboost.library:LIBRARY",
+        "lightgbm": "penstock.training.frameworks.lightgbm.library:LIBRARY",
     },
-    needs=("libraries", "loader", "model_files", "check", "try_batch", "train"),
+    needs=("libraries", "loader", "model_files", "check", "train"),
 )
 
 RECIPE_OPTIONAL = frozenset({"xgboost", "lightgbm"})

@@ -132,8 +132,9 @@ def _try(name: str, job: TrainJob) -> Tried:
     with Recipe(framework, code.target).reraise_as_user_error("loading the checkpoint and predicting"), torch.no_grad():
         spec = ModelSpec(code=code, params=job.spec.params, feed_schema=schema, loader=framework.loader)
         model = load_model(spec, checkpoint.storage)
+        batch = next(open_job_feed(job, "train", 0, 1, model.device).batches(0))
+        model.loss(dict(batch.columns))
         if model.can_predict:
-            batch = next(open_job_feed(job, "train", 0, 1, model.device).batches(0))
             without_label(lambda given: model.predict(given, batch.rows), dict(batch.columns), schema.label)
     return Tried(batches=batches, reported=tuple(client.names), checkpoint_bytes=checkpoint.manifest.size_bytes)
 

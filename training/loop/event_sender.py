@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -41,16 +41,12 @@ class EventSender:
     Args:
         client: reaches the driver.
         interval_s: time between two deliveries.
-        sample: returns further events to deliver, such as the load of the machine.
     """
 
-    def __init__(
-        self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S, sample: Callable[[], list[Event]] = list
-    ) -> None:
+    def __init__(self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S) -> None:
         self.stop_requested = threading.Event()
         self._client = client
         self._interval_s = interval_s
-        self._sample = sample
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._closing = threading.Event()
@@ -73,8 +69,6 @@ class EventSender:
         closing = False
         while not closing:
             closing = self._closing.wait(self._interval_s)
-            for event in self._sample():
-                self.post(event)
             self._deliver()
 
     def _deliver(self) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import DataError, TrainingError
-from penstock.ingest.feed.batch import Feed
+from penstock.ingest.feed.cursor import Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.evaluation.validation import validate
 from penstock.training.events import now_ms
+from penstock.training.faults import not_a_number
 from penstock.training.job import TrainJob
 from penstock.training.loop.observer import Observer, StepTimes
 from penstock.training.loop.step_sync import Exchange
-from penstock.training.not_a_number import not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
@@ -86,7 +86,6 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
         for batch in feed.batches(state.epoch, state.position):
             got_s = time.perf_counter()
             began_s = began_s if times else asked_s
-            observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
             loss = learner.step(batch.columns, batch.rows, batch.global_rows)
 

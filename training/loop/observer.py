@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from torch import Tensor
 
-from penstock.ingest.feed.batch import Batch
-from penstock.plugins import optional
 from penstock.training.checkpoint.exactness import with_reason
-from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
-from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.store import Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
+from penstock.training.events import Notice, Point, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import EventSender, MailboxClient
+from penstock.training.loop.event_sender import EventSender
 from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
+from penstock.training.step.unsaved import Unsaved
 
-_MOST_CAVEATS = 3
-
-__all__ = ["FirstRank", "Observer", "StepTimes", "open_first_rank", "rank_observer"]
+__all__ = ["FirstRank", "Observer", "StepTimes"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +42,10 @@ class Observer:
 
     Args:
         group: the ranks.
-        rows_file: gets the row ids, one JSON line per step, if they are recorded.
     """
 
-    def __init__(self, group: Group, rows_file: IO[str] | None) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._rows_file = rows_file
         self._sent: Callable[[], object] = lambda: None
 
     def wants(self) -> tuple[bool, bool]:
@@ -76,21 +66,11 @@ class Observer:
         """The `exactness` that the next checkpoint will record; known on rank 0."""
         return None
 
-    def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
-        """Report that training continues from `checkpoint`."""
-
     def nondeterministic_op(self, operation: str) -> None:
         """Note that a nondeterministic operation was used."""
 
     def add_caveat(self, reason: str) -> None:
         """Note why a run that continues from the next checkpoint may differ from an undisturbed one."""
-
-    def batch(self, step: int, epoch: int, batch: Batch) -> None:
-        """Record the rows before the step: a line too many is harmless, a line too few would hide a row."""
-        if self._rows_file is not None:
-            record = {"step": step, "epoch": epoch, "first_row": batch.first_row, "rows": batch.row_ids.tolist()}
-            self._rows_file.write(json.dumps(record) + "\n")
-            self._rows_file.flush()
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Write a checkpoint with the metrics measured on it; returns before it is committed. A collective.
@@ -121,7 +101,6 @@ class FirstRank(Observer):
         writer: writes checkpoints in the background.
         learner: its state is saved.
         facts: the part that is the same in every checkpoint of this worker group.
-        rows_file: as for every rank.
         clock: monotonic seconds.
     """
 
@@ -133,20 +112,14 @@ class FirstRank(Observer):
         writer: CheckpointWriter,
         learner: Learner,
         facts: CheckpointFacts,
-        rows_file: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(group, rows_file)
+        super().__init__(group)
         self._job, self._sender, self._writer, self._learner, self._facts = job, sender, writer, learner, facts
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
-        self._unsaved_then: dict[str, object] | None = None
-
-    def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
-        """Report the resume to the driver."""
-        step, name = checkpoint.manifest.step, checkpoint.name
-        self._sender.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
+        self._outside = Unsaved(learner.unsaved_state)
 
     @property
     def exactness(self) -> str:
@@ -168,8 +141,7 @@ class FirstRank(Observer):
             self._facts = self._facts.model_copy(update={"caveats": [*self._facts.caveats, reason]})
 
     def _note_unsaved_state(self) -> None:
-        changed = self._learner.changed_state(self._unsaved_then or {})[:_MOST_CAVEATS]
-        if new := [name for name in changed if f"{name} is in no checkpoint" not in self._facts.caveats]:
+        if new := [name for name in self._outside.changed() if f"{name} is in no checkpoint" not in self._facts.caveats]:
             self._sender.post(
                 Warned(
                     message=f"no checkpoint holds {', '.join(new)}, which changes while training: a run that continues begins "
@@ -188,8 +160,7 @@ class FirstRank(Observer):
 
     def steps(self, last_step: int, times: list[StepTimes], met: Decision, seconds: float) -> None:
         """Turn steps into points and progress. A GPU works behind the launches, so all these steps have one rate."""
-        if self._unsaved_then is None:
-            self._unsaved_then = self._learner.unsaved_state()
+        self._outside.after_step()
         first, seconds = last_step - len(times) + 1, max(seconds, 1e-9)
         rows_per_s = sum(time_.global_rows for time_ in times) / seconds
         for step, (time_, loss, own) in enumerate(zip(times, met.losses, met.own, strict=True), start=first):
@@ -226,13 +197,7 @@ class FirstRank(Observer):
         self._note_unsaved_state()
         generators = self._generators()
         weights, training = self._learner.copy_weights(), self._learner.copy_training()
-        update = {
-            "step": state.step,
-            "epoch": state.epoch,
-            "position": state.position,
-            "metrics": {name: value if math.isfinite(value) else None for name, value in measured.items()},
-        }
-        facts = self._facts.model_copy(update=update)
+        facts = self._facts.measured_at(state, measured)
         points, self._unsealed = self._unsealed, []
         self._sender.post(Saving(step=state.step))
 
@@ -255,46 +220,3 @@ class FirstRank(Observer):
         self._unsealed.append(point)
         self._sender.post(point)
         self._learner.callbacks.call("logged", point.step, dict(point.values))
-
-
-@contextmanager
-def rank_observer(
-    job: TrainJob,
-    group: Group,
-    client: MailboxClient,
-    learner: Learner,
-    facts: CheckpointFacts,
-    store: CheckpointStore,
-) -> Iterator[Observer]:
-    """Make the observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
-
-    Args:
-        store: rank 0 writes to it and has taken it over.
-    """
-    with ExitStack() as closes:
-        rows_file = closes.enter_context(_rows_file(job, group.rank))
-        if not group.is_first:
-            yield Observer(group, rows_file)
-            return
-        yield FirstRank(job, group, *open_first_rank(closes, job, client, facts.step, store), learner, facts, rows_file)
-
-
-def open_first_rank(
-    closes: ExitStack, job: TrainJob, client: MailboxClient, step: int, store: CheckpointStore
-) -> tuple[EventSender, CheckpointWriter]:
-    """Open rank 0's sender to the driver and writer of checkpoints until `closes` ends; training begins after `step`."""
-    store.check_not_replaced()
-    # Segments sealed beyond the checkpoint belong to steps that are now executed again.
-    truncate_journal(job.run_storage, step)
-    sampler = optional("penstock.training.exporters.machine_load:MachineSampler")
-    sender = closes.enter_context(closing(EventSender(client, sample=list if sampler is None else sampler().take)))
-    writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), sender.post)
-    return sender, closes.enter_context(closing(writer))
-
-
-def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:
-    if not job.record_rows:
-        return nullcontext(None)
-    path = job.run_storage.local_path(f"rows/{job.attempt}-{rank}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "a", encoding="utf-8")

@@ -13,9 +13,9 @@ from penstock.training.events import (
     Event,
     Failure,
     Handlers,
+    Notice,
     Resumed,
     Saving,
-    Stalled,
     TrainProgress,
     Warned,
     WorkersStarting,
@@ -53,7 +53,7 @@ class EventLog:
                 Resumed: self._resume,
                 Saving: self._save,
                 Failure: lambda event: self._failures.setdefault(event.rank, event),
-                Stalled: self._stall,
+                Notice: self._note,
                 TrainProgress: self._progress,
                 WorkersStarting: self._starting,
                 WorkerStarted: self._started,
@@ -66,8 +66,8 @@ class EventLog:
         """Of the newest worker group, by rank, in the order of their arrival: the workers' clocks differ."""
         self._resumed: Resumed | None = None
         """The first resume of the attempt; later ones are restarts."""
-        self._stalled: Stalled | None = None
-        """Of the newest worker group, if no step was done since."""
+        self._blamed = ""
+        """Ranks of the newest worker group that others wait for, if no step was done since."""
         self._restarts = 0
         self._step: int | None = None
         """The last step that was reported, of the newest worker group; rank 0 reports it a few times a second."""
@@ -99,17 +99,17 @@ class EventLog:
         self.saves += 1
 
     def _progress(self, event: TrainProgress) -> None:
-        self._step, self._stalled = event.step, None
+        self._step, self._blamed = event.step, ""
 
-    def _stall(self, event: Stalled) -> None:
-        self._stalled = event
+    def _note(self, event: Notice) -> None:
+        self._blamed = event.blamed or self._blamed
 
     def _starting(self, _event: WorkersStarting) -> None:
         self._step, self.refused = None, self.refused or self.final_failure is not None
 
     def _started(self, event: WorkerStarted) -> None:
         if event.restart > self._restarts and not self.refused:
-            self._restarts, self._stalled = event.restart, None
+            self._restarts, self._blamed = event.restart, ""
             self._failures.clear()
 
     @property
@@ -158,9 +158,9 @@ class EventLog:
                 cause, details = f"rank {first.rank}: {known.message}", list(known.problems)
         else:
             cause = f"{type(raised).__name__}: {raised}"
-        if self._stalled is not None and self._stalled.blamed:  # the error is of a rank that waited for the stuck one
+        if self._blamed:  # the error is of a rank that waited for the stuck one
             details = [f"in the end {cause}", *details]
-            cause, known = f"no step was done while {self._stalled.blamed}", None
+            cause, known = f"no step was done while {self._blamed}", None
         others = len({*reported, *self._failures}) - 1
         more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
         tries = f" after {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""

@@ -1,12 +1,12 @@
 """How do the training workers and the driver exchange events and a stop while Ray Train runs?
 
-Ray Train's own reports arrive once per poll and are a barrier over all ranks. Instead, a small actor on the driver's node has a
-mailbox for each attempt: rank 0 puts events and reads "stop", the driver takes the events.
+Ray Train's own reports arrive once per poll and are a barrier over all ranks. Instead, a small actor on the driver's node is
+the mailbox of an attempt: rank 0 puts events and reads "stop", the driver takes the events.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import sys
 import time
@@ -17,10 +17,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.redact import redact_text
 from penstock.training.events import Event, Failure, WorkersLost, WorkersStarting, WorkerStarted
 
-__all__ = ["Mailbox", "MailboxHandle", "Mailboxes", "RayMailboxClient", "mailboxes", "open_mailbox", "write_to_worker_log"]
+__all__ = ["Mailbox", "MailboxHandle", "RayMailboxClient", "open_mailbox"]
 
 
 UNREACHABLE_WAIT_S = 0.5
@@ -102,61 +101,26 @@ class Mailbox:
         return [worker for worker in self._workers.values() if worker is not None]
 
 
-class Mailboxes:
-    """The actor: the mailboxes of a driver's attempts."""
-
-    def __init__(self) -> None:
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._closed: set[str] = set()
-
-    def call(self, name: str, method: str, *given: Any) -> Any:
-        """Call a method of a mailbox, which begins with its first call. A closed one answers that training is to stop."""
-        mailbox = self._mailboxes.get(name) or Mailbox()
-        if name in self._closed:
-            mailbox.stop()
-        else:
-            self._mailboxes[name] = mailbox
-        return getattr(mailbox, method)(*given)
-
-    def close(self, name: str) -> None:
-        """Delete a mailbox."""
-        self._mailboxes.pop(name, None)
-        self._closed.add(name)
-
-
 @dataclass(frozen=True)
 class MailboxHandle:
-    """Reaches a mailbox from any process of the cluster, by the actor's handle and the mailbox's name."""
+    """Reaches a mailbox from any process of the cluster."""
 
     actor: Any
-    name: str
 
     def call(self, method: str, *given: Any) -> Any:
         """Call a method of the `Mailbox`. Returns Ray's reference to the answer."""
-        return self.actor.call.remote(self.name, method, *given)
+        return getattr(self.actor, method).remote(*given)
 
     def close(self) -> None:
-        """Delete the mailbox: the attempt is over."""
-        self.actor.close.remote(self.name)
+        """End the mailbox: the attempt is over, and a rank that still calls it reads that it must stop."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.actor)
 
 
 def open_mailbox() -> MailboxHandle:
-    """Make a mailbox for an attempt. Its actor is on this process's node, takes no CPU and dies with the driver."""
-    runtime = ray.get_runtime_context()
-    return MailboxHandle(mailboxes(runtime.get_session_name(), runtime.get_job_id(), runtime.get_node_id()), uuid.uuid4().hex)
-
-
-@functools.lru_cache(maxsize=1)
-def mailboxes(_session: str, _job: str, node: str) -> Any:
-    """Return the actor of this driver, until `cache_clear`: its start takes most of a second, and a sweep has many attempts."""
-    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return ray.remote(Mailboxes).options(num_cpus=0, scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
-
-
-def write_to_worker_log(text: str) -> None:
-    """Print a line to this worker's stderr, which Ray writes into a log file."""
-    assert sys.__stderr__ is not None
-    print(f"penstock: {redact_text(text)}", file=sys.__stderr__, flush=True)
+    """Make the mailbox of an attempt. Its actor is on this process's node, takes no CPU and dies with the driver."""
+    strategy = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+    return MailboxHandle(ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote())  # type: ignore[attr-defined]
 
 
 class RayMailboxClient:
@@ -192,6 +156,7 @@ class RayMailboxClient:
             except ray.exceptions.RayActorError:
                 return True
             if answer["replaced"]:
-                write_to_worker_log(f"this worker (restart {self._restart}) was replaced and ends")
+                # Into Ray's log of this worker: its streams may belong to a driver that is out of reach.
+                print(f"penstock: this worker (restart {self._restart}) was replaced and ends", file=sys.__stderr__, flush=True)
                 os._exit(1)
             return bool(answer["stop"])

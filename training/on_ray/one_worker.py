@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.errors import TrainingError
+from penstock.ingest.prepare import most_resources
 from penstock.ingest.ray_tasks import raising_ours
 from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
@@ -25,13 +27,15 @@ T = TypeVar("T")
 
 POLL_S = 0.3
 
+_CANCEL_S = 10.0
+"""A node that does not answer must not keep the command."""
+
 
 def worker_needs(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
     """Return a worker's resources on the cluster of this process, and an event for the choice of `gpus: auto`."""
     chosen: list[Event] = []
     if spec.gpus == "auto":
-        cluster = Cluster()
-        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, cluster.nodes(), cluster.most())
+        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, Cluster().nodes(), most_resources())
         chosen.append(Warned(message=why) if warns else Notice(message=why))
     else:
         gpus = float(spec.gpus)
@@ -66,7 +70,7 @@ def on_one_worker(
     with raising_ours():
         watcher = Watcher(spec.model_copy(update={"workers": 1}), need)
         if not _has_started(parts, watcher, name, show, gives_up=has_trained and list(need) == ["CPU"]):
-            ray.cancel(parts)
+            _cancel(parts)
             parts = task.options(num_cpus=0, scheduling_strategy=_on_node_with(need["CPU"])).remote(work)
             _has_started(parts, watcher, name, show, gives_up=False)
         try:
@@ -90,13 +94,21 @@ def _has_started(parts: Any, watcher: Watcher, name: str, show: Callable[[str], 
         try:
             due = watcher.due()
         except TrainingError:
-            ray.cancel(parts)  # it must not begin later
+            _cancel(parts)  # it must not begin later
             raise
         _announce(due, name, show)
         if due and gives_up:
             show(f"{name}: begins beside the others, whose CPUs it shares: its run has trained")
             return False
     return True
+
+
+def _cancel(parts: Any) -> None:
+    """Cancel work that may have begun meanwhile, and take the error of its end, which Ray would print as unhandled."""
+    ray.cancel(parts, force=True)  # a forked process does not hear the other way
+    with suppress(RayError, StopIteration):
+        while ray.wait([parts], timeout=_CANCEL_S)[0]:
+            ray.get(next(parts))
 
 
 def _on_node_with(cpus: float) -> Any:

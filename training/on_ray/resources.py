@@ -46,13 +46,16 @@ def gpus_of_auto(workers: int, cpus: float, nodes: Sequence[Resources], most: Re
     return 0.0, "on CPUs: there is no GPU now (train.gpus: auto)", False
 
 
-def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources], most: Resources | None = None) -> str | None:
+def missing_for_workers(
+    workers: int, need: Resources, nodes: Sequence[Resources], most: Resources | None = None, where: str = "the cluster"
+) -> str | None:
     """Describe what the nodes lack for so many workers, as words that follow "lacks"; None if all fit.
 
     Args:
         need: CPU and GPU of one worker.
         nodes: CPU and GPU of each node.
         most: what all nodes together can grow to, if that is known.
+        where: what the nodes are, for the words.
     """
     if room_for(need, nodes) >= workers:
         return None
@@ -64,7 +67,8 @@ def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources
             more = needed - there
             of = f"train.workers: {workers}" if workers > 1 else "1 worker"
             each = "" if amount == 1 else f" with {_setting(name)}: {amount:g}"
-            return f"{more:g} more {name}{'s' if more > 1 else ''}: the cluster has {there:g}, {of}{each} needs {needed:g}"
+            what = "bytes of memory" if name == "memory" else f"{name}{'s' if more > 1 else ''}"
+            return f"{more:g} more {what}: {where} has {there:g}, {of}{each} needs {needed:g}"
     plural = "s" if workers > 1 else ""
     one = " and ".join(f"{amount:g} {name}" for name, amount in need.items() if amount)
     has = "; ".join(", ".join(f"{node.get(name, 0.0):g} {name}" for name in need) for node in nodes)

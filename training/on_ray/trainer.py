@@ -11,11 +11,11 @@ import ray
 
 from penstock.errors import SpecError, TrainingError
 from penstock.redact import first_line
-from penstock.training.events import Event, StopAsked
+from penstock.training.events import Event, Notice
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit, TaskFit, Work
-from penstock.training.on_ray.mailbox import MailboxHandle, mailboxes, open_mailbox
+from penstock.training.on_ray.mailbox import MailboxHandle, open_mailbox
 from penstock.training.on_ray.one_worker import worker_needs
 from penstock.training.on_ray.watcher import Watcher
 from penstock.training.on_ray.worker import write_storage_probe
@@ -29,6 +29,8 @@ POLL_S = 0.5
 
 STOP_GRACE_S = 20.0
 """Seconds from the stop request until workers that have not begun a checkpoint are killed."""
+
+STOPPING = "stopping; what is trained so far is saved first, a second signal stops at once"
 
 SAVE_GRACE_S = 600.0
 """Seconds from the stop request until workers that have begun a checkpoint are killed."""
@@ -80,7 +82,6 @@ def train(
             fit = GroupFit(job, mailbox, need, work, own_cluster=own_cluster)
         return _follow(fit, mailbox, attempt, watcher, stop)
     except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
-        mailboxes.cache_clear()
         # Not an error that the stage is tried again for: workers that live on must end with this process first.
         raise TrainingError(
             f"the driver lost Ray while it trained: {type(error).__name__}: {first_line(error)}",
@@ -95,7 +96,7 @@ def _follow(fit: Fit, mailbox: MailboxHandle, attempt: EventLog, watcher: Watche
         while not fit.over.wait(POLL_S) and not stopping.given_up and not attempt.refused:
             attempt.publish(ray.get(mailbox.call("take")))
             if stopping.pursue(attempt.saves):
-                attempt.publish([StopAsked()])
+                attempt.publish([Notice(message=STOPPING)])
             attempt.publish(watcher.due())
         attempt.publish(ray.get(mailbox.call("take")))
     finally:
@@ -109,10 +110,8 @@ def _follow(fit: Fit, mailbox: MailboxHandle, attempt: EventLog, watcher: Watche
 class _Stopping:
     """Passes a stop on to the workers: asks them, then kills them, then stops waiting for Ray."""
 
-    def __init__(
-        self, stop: threading.Event, mailbox: MailboxHandle, fit: Fit, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stop, self._mailbox, self._fit, self._clock = stop, mailbox, fit, clock
+    def __init__(self, stop: threading.Event, mailbox: MailboxHandle, fit: Fit) -> None:
+        self._stop, self._mailbox, self._fit = stop, mailbox, fit
         self._asked_s: float | None = None
         self._saves_before = 0
         self._killed_s: float | None = None
@@ -122,7 +121,7 @@ class _Stopping:
         """Do what is due; `saves` counts the checkpoints begun so far. Returns True when the workers have just been asked."""
         if not self._stop.is_set():
             return False
-        now_s = self._clock()
+        now_s = time.monotonic()
         asked = self._asked_s is None
         if self._asked_s is None:
             self._asked_s, self._saves_before = now_s, saves

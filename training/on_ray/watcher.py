@@ -21,7 +21,6 @@ from penstock.training.events import (
     Handlers,
     Notice,
     Saving,
-    Stalled,
     TrainProgress,
     WorkersStarting,
     WorkerStarted,
@@ -59,10 +58,6 @@ class Cluster:
     def nodes(self) -> list[Mapping[str, float]]:
         """Return the resources of each node that Ray calls alive. The head must answer."""
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-    def most(self) -> Mapping[str, float] | None:
-        """Return what all nodes together can grow to, if an autoscaler has informed Ray; else None."""
-        return ray_state.get_max_resources_from_cluster_config()  # type: ignore[no-any-return]
 
     def free(self) -> Mapping[str, float]:
         """Return the resources of all nodes together that are free now."""
@@ -220,7 +215,7 @@ class Watcher:
             texts[place.waits].append(f"rank {rank}{f' on {processes[rank].host}' if several else ''} {place.text}")
         blamed = "; ".join(capped(texts[False], MOST_RANKS))
         message = f"no step for {still_s:.0f} s: " + "; ".join(capped([*texts[False], *texts[True]], MOST_RANKS))
-        return [Stalled(message=message, blamed=blamed)]
+        return [Notice(message=message, blamed=blamed)]
 
     def _start_timeout(self) -> TrainingError:
         lacks = self._lacking() if self._cluster.head_answers() else "the head of the Ray cluster does not answer"

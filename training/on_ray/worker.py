@@ -7,32 +7,23 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
 
-from penstock.errors import LeaseHeldError, PenstockError, PreflightError, SpecError
-from penstock.ingest.feed.batch import Feed
+from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.machine.prints import is_worth_a_line
 from penstock.redact import first_line, hiding_secrets
 from penstock.storage import Storage
 from penstock.training.callbacks.callback import Training, load_callbacks
-from penstock.training.checkpoint.exactness import (
-    continue_from,
-    environment_of,
-    environment_of_all,
-    reporting_nondeterminism,
-)
-from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
+from penstock.training.checkpoint.exactness import reporting_nondeterminism
 from penstock.training.checkpoint.matching import load_matching, start_weights
-from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
-from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
@@ -40,21 +31,20 @@ from penstock.training.faults import device_error
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient, sending_prints_and_fetches
 from penstock.training.loop.loop import Parts, run_loop
-from penstock.training.loop.observer import rank_observer
-from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, write_to_worker_log
+from penstock.training.loop.observer import FirstRank, Observer
+from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient
 from penstock.training.on_ray.stacks import answer_with_stacks
+from penstock.training.on_ray.start import RankResult, Start, start_rank
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.rng import restore_rng, seed_rng
-from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, format_changes
 from penstock.training.step.learner import Learner
 
 __all__ = [
     "AgainError",
     "RankResult",
-    "agree_on_checkpoint",
     "check_storage_probe",
     "run_rank",
     "train_alone",
@@ -63,19 +53,6 @@ __all__ = [
 ]
 
 _PROBE = "seen-by-all.json"
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """How a worker group ended. `checkpoint` is the newest on rank 0; on the others it is the one they began with."""
-
-    status: Literal["finished", "interrupted"]
-    state: TrainState
-    exactness: str
-    resumed_from_step: int | None
-    checkpoint: str | None
-    returned: tuple[Any, ...] = ()
-    """What a user's function returned on each rank, as JSON has it."""
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
@@ -174,8 +151,6 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         restart: number of worker groups of this attempt before this one.
     """
     make_deterministic(job.spec.cpus_per_worker)
-    # The same on all ranks: they would wait for a rank that left alone.
-    stop = group.from_first(stop)
     feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
     validation = None
     if job.manifest.rows.get("validation"):
@@ -188,16 +163,14 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     callbacks = load_callbacks(job.callbacks)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed, callbacks)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
-    _check_validates(job, validation)
+    check_best_is_validated(job, validation is not None)
     seed_rng(job.seed, group.rank)
 
-    store = job_checkpoints(job)
-    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
-    environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
-    facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
-    state = TrainState(facts.step, facts.epoch, facts.position)
+    start = start_rank(job, group, stop=stop, restart=restart, versions={OPTIMIZER: learner.hyperparameters})
+    changes = group.together(lambda: _restore(start, learner))
+    start, state = replace(start, warnings=(*start.warnings, *changes)), start.state
     begun_with = ""
-    if checkpoint is None and job.spec.start_from is not None:
+    if start.checkpoint is None and job.spec.start_from is not None:
         begun_with = load_matching(learner.model, start_weights(job.run_storage), job.spec.start_from)
     seen = Training(
         learner.model,
@@ -211,15 +184,13 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         state.epoch,
     )
     callbacks.begin(seen)
-    resumed_from = state.step if checkpoint is not None else None
-    name = checkpoint.name if checkpoint is not None else None
-    start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
-    if stop:
-        return start
+    if start.stopped:
+        return start.result
 
-    with rank_observer(job, group, client, learner, facts, store) as observer:
-        if checkpoint is not None:
-            observer.resumed(checkpoint, [*warnings, *changes])
+    with ExitStack() as closes:
+        observer = Observer(group)
+        if group.is_first:
+            observer = FirstRank(job, group, *start.first_rank(closes, client), learner, start.facts)
         if begun_with:
             observer.notify(begun_with)
 
@@ -227,78 +198,43 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
             if learner.model.training:  # validation changes no weight
                 observer.nondeterministic_op(operation)
 
-        try:
-            with reporting_nondeterminism(report):
-                end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
-            written = observer.finish()
-        except LeaseHeldError as error:
-            # At once: the driver may be out of reach, and the observer's end waits for it.
-            write_to_worker_log(error.message)
-            raise
-    exactness = observer.exactness or start.exactness
-    return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
+        with reporting_nondeterminism(report):
+            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+        written = observer.finish()
+    result = start.result
+    exactness = observer.exactness or result.exactness
+    return replace(result, status=end.status, state=end.state, exactness=exactness, checkpoint=written or result.checkpoint)
 
 
-def _continue_from(
-    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner, environment: dict[str, str]
-) -> tuple[CheckpointFacts, list[str]]:
-    """Restore the learner and this rank's random generators from the checkpoint.
+def _restore(start: Start, learner: Learner) -> list[str]:
+    """Restore the learner and this rank's random generators from the checkpoint, if there is one.
 
     Returns:
-        Facts for the checkpoints written from here on, and warnings of changed optimizer settings.
+        A warning of changed optimizer settings, if any.
 
     Raises:
-        ResumeError: the checkpoint is from another training.
+        ResumeError: the checkpoint does not fit.
     """
-    settings = {**job.settings, OPTIMIZER: learner.hyperparameters}
-    facts, warnings = continue_from(checkpoint, job.identity, group.world_size, settings, environment), list[str]()
-    if checkpoint is not None:
-        state, then = checkpoint.state, checkpoint.manifest.settings
-        training = training_of(checkpoint.storage)
-        made_with = then[OPTIMIZER]
-        weights = weights_of(checkpoint.storage)
-        changed = learner.restore(weights, training, state, made_with, same_settings=then == settings)
-        if changed:
-            changes = ", ".join(format_changes(changed, made_with, learner.hyperparameters))
-            warnings.append(f"from step {state.step:,} on the optimizer has new settings: {changes}")
-        if checkpoint.manifest.world_size == group.world_size:
-            restore_rng(training["ranks"][group.rank], group.device)
-    return facts, warnings
+    checkpoint, group = start.checkpoint, start.group
+    if checkpoint is None:
+        return []
+    training, then = training_of(checkpoint.storage), checkpoint.manifest.settings
+    same = then == {**start.job.settings, OPTIMIZER: learner.hyperparameters}
+    changed = learner.restore(weights_of(checkpoint.storage), training, checkpoint.state, then[OPTIMIZER], same_settings=same)
+    if checkpoint.manifest.world_size == group.world_size:
+        restore_rng(training["ranks"][group.rank], group.device)
+    changes = ", ".join(format_changes(changed, then[OPTIMIZER], learner.hyperparameters))
+    return [f"from step {checkpoint.state.step:,} on the optimizer has new settings: {changes}"] if changed else []
 
 
-def _check_validates(job: TrainJob, validation: Feed | None) -> None:
+def check_best_is_validated(job: TrainJob, validates: bool) -> None:
+    """Raise SpecError if the best checkpoint is to be kept and nothing validates."""
     best = job.spec.checkpoint.best
-    if best is not None and validation is None:
+    if best is not None and not validates:
         raise SpecError(
             f"train.checkpoint.best.metric is {best.metric!r}, and the validation split holds no rows",
             next_step="give the data a larger validation split: data.validation",
         )
-
-
-def agree_on_checkpoint(
-    store: CheckpointStore, writer: Writer, group: Group, avoid: Callable[[CheckpointManifest], str | None] | None = None
-) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint that can be trusted, on rank 0; the others get its answer, for they may see the storage later.
-
-    Args:
-        avoid: as for `CheckpointStore.newest_valid`.
-    """
-
-    def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
-        if not group.is_first:
-            return None, []
-        try:
-            store.take_over(writer)
-            found = store.newest_valid(avoid)
-            store.clean(found[0])
-        except PenstockError as error:
-            return error
-        return found
-
-    found = group.from_first(group.together(find))
-    if isinstance(found, PenstockError):
-        raise found
-    return found
 
 
 def _failure(rank: int, error: BaseException) -> Failure:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
-from penstock.errors import DataError, SpecError
+from penstock.errors import SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_location
 from penstock.ingest.formats.registry import format_named, format_origin
 from penstock.ingest.formats.section import data_spec
@@ -26,8 +26,9 @@ from penstock.training.model import read_spec
 from penstock.training.predict.unit import FORMAT
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE, form_of
+from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["Asked", "ask", "check_input", "input_options", "list_input", "state_of"]
+__all__ = ["Asked", "ask", "check_input", "list_input", "state_of"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,6 @@ def ask(
     format: str | None,
     columns: Sequence[str],
     options: Mapping[str, Any] | None = None,
-    base_dir: Path | None = None,
 ) -> Asked:
     """Combine the model, the rows at `source` and the columns to keep.
 
@@ -82,7 +82,6 @@ def ask(
         format: of the source, if it is not that of the one the model was trained on.
         columns: of the source, to be kept; empty for all.
         options: of the format, beside those that the model was trained with, if it is that format.
-        base_dir: where relative paths start; by default the working directory.
 
     Raises:
         DataError: the model has no description of raw rows.
@@ -93,20 +92,14 @@ def ask(
     name = format or form.data.format
     is_kept = format_named(name).is_kept
     if not is_kept and is_local(source):
-        source = os.path.abspath((base_dir or Path()) / os.path.expanduser(source.removeprefix("file://")))
-    own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
-    given = input_options(name, form.data if name == form.data.format else None, options or {})
-    if name == form.data.format:
-        types = {k: v for k, v in form.data.types.items() if k not in form.columns}
-        data = form.data.model_copy(update={**own, "types": types, **given})
-    else:
-        data = data_spec((name,))(format=name, train=source, images=form.data.images).model_copy(update=given)
+        source = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+    data = _section(source, name, form, options or {})
     files = sorted(path for path in model.folder.rglob("*") if path.is_file())
     content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]
     code = {"model": spec.code.digest, **{target: user.digest for target, user in sorted(form.code.items())}}
     named = [source.rstrip("/")]
     if is_kept:
-        named += [name, os.path.abspath(base_dir or "") if is_local(source) else "", _expanded(getattr(data, name), name)]
+        named += [name, os.getcwd() if is_local(source) else "", _expanded(getattr(data, name), name)]
     return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, digest_of(named), is_kept)
 
 
@@ -116,21 +109,20 @@ def _expanded(options: Section | None, name: str) -> str:
     return redact_text(re.sub(r"\$(\w+)", lambda found: os.environ.get(found[1], ""), json.dumps(named, sort_keys=True)))
 
 
-def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
-    """Return the format's options as a field of the section: those of the training without its pinned state, and those given.
-
-    Raises:
-        SpecError: there is no such format, or an option of it is wrong or missing.
-    """
-    form = format_named(name)
-    if form.Options is None:
-        if given:
-            raise SpecError(f"--option {next(iter(given))}: the format {name} has no options", next_step="leave --option out")
-        return {}
-    before = None if trained_on is None else getattr(trained_on, name)
-    begin = {} if before is None else before.model_dump(mode="json", exclude=set(form.pins), exclude_unset=True)
+def _section(source: str, name: str, form: RawForm, given: Mapping[str, Any]) -> DataSpec:
+    """Return the section `data` that reads INPUT: of the format of the training with its options but for a pinned state."""
+    kind, trained = format_named(name), form.data if name == form.data.format else None
+    section: dict[str, Any] = {"format": name, "train": source, "images": form.data.images}
+    if trained is not None:
+        section["types"] = {column: text for column, text in trained.types.items() if column not in form.columns}
+    if kind.Options is not None:
+        before: Section | None = getattr(trained, name, None)
+        begin = {} if before is None else before.model_dump(mode="json", exclude=set(kind.pins), exclude_unset=True)
+        section[name] = {**begin, **given}
+    elif given:
+        raise SpecError(f"--option {next(iter(given))}: the format {name} has no options", next_step="leave --option out")
     try:
-        return {name: form.Options.model_validate({**begin, **given})}
+        return data_spec((name,)).model_validate(section)
     except ValidationError as error:
         raise SpecError(
             f"the options of the format {name} are wrong",
@@ -143,13 +135,10 @@ def list_input(data: DataSpec) -> Listing:
     """List the files to score.
 
     Raises:
-        DataError: INPUT is missing, holds no file of the format, or only files of zero bytes.
+        DataError: INPUT is missing, or holds no file of the format.
         ServiceError: as `list_location`.
     """
-    listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
-    if not any(file.size_bytes for file in listing.files):
-        raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")
-    return listing
+    return list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
 
 
 def state_of(files: Sequence[SourceFile]) -> str:

@@ -18,18 +18,16 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import SpecError
+from penstock.ingest.files.listing import SourceFile
 from penstock.storage import Storage
 
-__all__ = ["OWN", "SCRATCH", "SIDE", "Identity", "Manifest", "Output", "PredictedUnit", "part_name"]
+__all__ = ["OWN", "SIDE", "Manifest", "Output", "PredictedUnit", "content_of", "part_name"]
 
 
 OWN = "_penstock"
 """Readers of Parquet folders skip names that begin with `_`."""
 
 SIDE = "_unscored"
-
-SCRATCH = f"{OWN}/scratch"
-"""Unfinished parts, if the output is local."""
 
 _UNITS, _MANIFEST, _INPUT = f"{OWN}/units", f"{OWN}/manifest.json", f"{OWN}/input.json"
 
@@ -43,21 +41,9 @@ def part_name(key: str) -> str:
     return f"part-{key}.parquet"
 
 
-class Identity(Section):
-    """A file and its content when it was scored."""
-
-    name: str
-    """Path below the input."""
-    size_bytes: int
-    fingerprint: str
-    """See `penstock.ingest.files.listing.SourceFile`."""
-    piece: tuple[int, int] | None = None
-    """First row and end of the rows that were scored; None for all."""
-
-    @property
-    def content(self) -> tuple[str, int, str]:
-        """Of the file as a whole."""
-        return self.name, self.size_bytes, self.fingerprint
+def content_of(file: SourceFile) -> str:
+    """Return what a record keeps of a file's content: it changes when the content does."""
+    return f"{file.size_bytes} bytes, {file.fingerprint}"
 
 
 class PredictedUnit(Section):
@@ -69,7 +55,10 @@ class PredictedUnit(Section):
     """Digest of the model, the columns and how files are read."""
     model: str
     """Its address, for people."""
-    files: tuple[Identity, ...]
+    files: dict[str, str]
+    """Path below the input -> content of the whole file when it was scored (`content_of`)."""
+    piece: tuple[int, int] | None = None
+    """First row and end of the rows of the only file that were scored; None for all."""
     rows: int
     """Number of scored rows."""
     unscored: int
@@ -77,8 +66,6 @@ class PredictedUnit(Section):
     """0 where no row was scored; then there is no part."""
     side_bytes: int
     """0 where every row was scored."""
-    columns: dict[str, str]
-    """Of the part, with their Arrow types."""
     unseen: dict[str, int] = Field(default_factory=dict)
     """Column -> number of values that the model took although its train split lacks the category."""
     seconds: float
@@ -187,7 +174,6 @@ class Output:
             for name in self.storage.sizes(folder):
                 if _PART.fullmatch(name) and name not in kept:
                     self.storage.delete(f"{folder}/{name}" if folder else name)
-        self.storage.delete(SCRATCH)
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, unless it is there already."""

@@ -17,12 +17,12 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.spec import DataSpec
-from penstock.messages import capped, counted
+from penstock.messages import capped, combine_errors, counted
 from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.training.predict.asked import Asked, state_of
-from penstock.training.predict.output import Manifest, Output, PredictedUnit
-from penstock.training.predict.unit import ScoringJob, ScoringOutcome
+from penstock.training.predict.output import Manifest, Output, PredictedUnit, content_of
+from penstock.training.predict.unit import ScoringJob
 
 __all__ = ["Plan", "Scored", "plan", "score"]
 
@@ -49,20 +49,20 @@ class Plan(NamedTuple):
 
 def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
     """Compare the units of the output with the files of the input."""
-    present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
+    present = {file.name: content_of(file) for file in files}
     kept: list[PredictedUnit] = []
     stale: list[PredictedUnit] = []
     covered: set[tuple[str, tuple[int, int] | None]] = set()
     for unit in output.units():
-        here = {(one.name, one.piece) for one in unit.files if one.name in present}
+        here = {(name, unit.piece) for name in unit.files if name in present}
         if not here:
             (stale if asked.is_kept else kept).append(unit)
             continue
-        same = all(present[one.name] == one.content for one in unit.files if one.name in present)
+        same = all(present[name] == unit.files[name] for name, _ in here)
         current = unit.asked == asked.digest and same and not here & covered
         (kept if current else stale).append(unit)
         covered |= here if current else set()
-    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
+    gone = sorted({name for unit in kept for name in unit.files if name not in present})
     left = [file for file in files if (file.name, None) not in covered]
     todo = list[ScoringJob]()
     for of_unit, piece in _units(asked.data, left):
@@ -91,14 +91,12 @@ class Scored:
 
     Attributes:
         unseen: column -> number of values that the model took although its train split lacks the category.
-        problems: files that cannot be read.
     """
 
     units: int = 0
     rows: int = 0
     unscored: int = 0
     unseen: Counter[str] = field(default_factory=Counter)
-    problems: list[DataError] = field(default_factory=list)
     manifest: Manifest | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -108,14 +106,14 @@ def score(
     asked: Asked,
     files: Sequence[SourceFile],
     work: Plan,
-    run: Callable[[Sequence[ScoringJob]], Iterator[ScoringOutcome]],
+    run: Callable[[Sequence[ScoringJob]], Iterator[PredictedUnit | DataError]],
     progress: Progress,
     scored: Scored,
 ) -> None:
     """Score what is left, replace changed files, write the manifest. The output's lease must be held.
 
     Args:
-        run: scores units, in any order, each committed when it comes.
+        run: scores units, in any order, each committed when its record comes.
         scored: is counted up, also if this ends with an error.
 
     Raises:
@@ -124,21 +122,21 @@ def score(
     if work.todo or work.stale:
         output.reopen()
     output.remove_strays([*work.kept, *work.stale])
-    made: list[PredictedUnit] = []
-    for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
-        if outcome.unit is None:
-            scored.problems += [outcome.problem] if outcome.problem is not None else []
+    made, problems = list[PredictedUnit](), list[DataError]()
+    for done, unit in enumerate(run(work.todo) if work.todo else (), start=1):
+        if isinstance(unit, DataError):
+            problems.append(unit)
         else:
-            made.append(outcome.unit)
+            made.append(unit)
             scored.units += 1
-            scored.rows += outcome.unit.rows
-            scored.unscored += outcome.unit.unscored
-            scored.unseen.update(outcome.unit.unseen)
+            scored.rows += unit.rows
+            scored.unscored += unit.unscored
+            scored.unseen.update(unit.unseen)
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
-    units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
+    units = sorted([*work.kept, *made], key=lambda unit: (min(unit.files), unit.piece or (0, 0), unit.key))
     scored.warnings += _warnings(work, scored)
-    if scored.problems:
-        raise _unreadable(scored.problems, len(files), scored.warnings)
+    if problems:
+        raise _unreadable(problems, len(files), scored.warnings)
     for key in {unit.key for unit in work.stale} - {unit.key for unit in made}:  # those made took the place of the old parts
         output.withdraw(key)
     scored.manifest = Manifest(
@@ -172,14 +170,12 @@ def _warnings(work: Plan, scored: Scored) -> list[str]:
 
 
 def _unreadable(problems: Sequence[DataError], num_files: int, warnings: Sequence[str]) -> DataError:
-    steps = list(dict.fromkeys(_here(problem.next_step) for problem in problems if problem.next_step))
-    advice = "; ".join([*capped(steps, 3), "then run the same command again: what is scored stays"])
-    if len(problems) == 1:
-        return DataError(problems[0].message, problems=warnings, next_step=advice)
+    whole = combine_errors(problems, f"{len(problems)} of {num_files} files cannot be scored; the others are")
+    steps = list(dict.fromkeys(_here(step) for step in whole.next_step.split("; ") if step))
     return DataError(
-        f"{len(problems)} of {num_files} files cannot be scored; the others are",
-        problems=[*capped([problem.message for problem in problems]), *warnings],
-        next_step=advice,
+        whole.message,
+        problems=[*capped([*whole.problems]), *warnings],
+        next_step="; ".join([*capped(steps, 3), "then run the same command again: what is scored stays"]),
     )
 
 

@@ -5,14 +5,12 @@ Runs in a worker, which holds the model.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +24,17 @@ from penstock.ingest.columns.type_text import has_type_text, parse_type, type_te
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
+from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.read.inspection import inspect_file
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, did_you_mean
 from penstock.plugins import optional
 from penstock.storage import Storage
-from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
+from penstock.training.predict.output import SIDE, Output, PredictedUnit, content_of, part_name
 from penstock.training.registry.loaded_model import LoadedModel
 
-__all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "ScoringOutcome", "packed_model"]
+__all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "packed_model"]
 
 
 FORMAT = 1
@@ -67,26 +66,9 @@ class ScoringJob:
     """First row and end of the rows of the only file; None for all."""
 
     @property
-    def identities(self) -> tuple[Identity, ...]:
-        """Describe the files for the record."""
-        return tuple(
-            Identity(name=file.name, size_bytes=file.size_bytes, fingerprint=file.fingerprint, piece=self.piece)
-            for file in self.files
-        )
-
-    @property
     def key(self) -> str:
         """Name the unit by its files, not by what they hold: scored again, its parts take the place of the old ones."""
         return digest_of([[file.name for file in self.files], self.piece])
-
-
-@dataclass(frozen=True)
-class ScoringOutcome:
-    """The result of a unit: its committed record, or why its files cannot be read."""
-
-    job: ScoringJob
-    unit: PredictedUnit | None
-    problem: DataError | None = None
 
 
 def packed_model(folder: Path) -> dict[str, np.ndarray]:
@@ -110,19 +92,19 @@ class Scorer:
                 content.tofile(path)
             self._model = LoadedModel(folder)
 
-    def __call__(self, job: ScoringJob) -> ScoringOutcome:
-        """Score a unit and commit it. Files that cannot be read, or lack a column, are a problem of this unit alone."""
+    def __call__(self, job: ScoringJob) -> PredictedUnit | DataError:
+        """Score a unit, commit it, and return its record; or why its files cannot be read, a problem of this unit alone."""
         started = time.monotonic()
         try:
-            with _scratch(job) as folder:
-                unit = _score(self._model, job, folder, started)
+            with tempfile.TemporaryDirectory(prefix="penstock-unit-") as folder:
+                unit = _score(self._model, job, Path(folder), started)
         except DataError as error:
-            return ScoringOutcome(job, None, _of_file(error, job))
+            return _of_file(error, job)
         finally:
             if forget := optional("penstock.ingest.read.parsed.rows:forget_parsed"):
                 forget(job.data, job.data.format, job.files)
         Output(job.storage).commit(unit)
-        return ScoringOutcome(job, unit)
+        return unit
 
 
 def _of_file(error: DataError, job: ScoringJob) -> DataError:
@@ -137,35 +119,31 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
     scored, unscored = _Part(folder / "scored.parquet"), _Part(folder / "unscored.parquet")
     if source.broken:
         names, reasons = zip(*((file.name, problem) for file, problem in source.broken), strict=True)
-        nowhere = np.zeros(len(names), np.int64)
-        unscored.add(_joined(source.nothing(len(names)), {"reason": reasons, "file": names, "row": nowhere}))
+        unscored.add(pa.table({"reason": reasons, "file": names, "row": np.zeros(len(names), np.int64)}))
     unseen = Counter[str]()
     for batch, table in source.batches():
-        place = {"file": _names(batch), "row": _rows(batch)}
         found = model.score(table)
         unseen.update(found.unseen)
         if found.table.num_rows:
             kept = _at(table.select(source.kept), found.rows, table.num_rows)
-            where = {name: values.take(pa.array(found.rows)) for name, values in place.items()}
-            scored.add(_joined(source.typed(kept), found.table, where))
+            scored.add(pa.table({**_columns(source.typed(kept)), **_columns(found.table), **_places(batch, found.rows)}))
         if found.problems:
             rows = np.array(sorted(found.problems), np.int64)
             # The number that a problem begins with is that of the batch.
             reasons = pa.array([found.problems[row].removeprefix(f"row {row}: ") for row in rows.tolist()], pa.string())
-            where = {name: values.take(pa.array(rows)) for name, values in place.items()}
-            unscored.add(_joined(_as_text(_at(table.select(source.shown), rows, table.num_rows)), {"reason": reasons}, where))
+            unscored.add(pa.table({"reason": reasons, **_places(batch, rows)}))
     name = part_name(job.key)
     Output(job.storage).begin(job.key)
     return PredictedUnit(
         key=job.key,
         asked=job.asked,
         model=job.model,
-        files=job.identities,
+        files={file.name: content_of(file) for file in job.files},
+        piece=job.piece,
         rows=scored.rows,
         unscored=unscored.rows,
         part_bytes=scored.put(job.storage, name),
         side_bytes=unscored.put(job.storage, f"{SIDE}/{name}"),
-        columns=scored.columns,
         unseen=dict(sorted(unseen.items())),
         seconds=round(time.monotonic() - started, 3),
     )
@@ -196,14 +174,14 @@ class _Source:
             columns = {name: self._wanted[name] for name in needed if name not in columns} | columns
         self.kept = _kept(job, list(columns), form.encoded_images) if facts else []
         columns = {name: kind for name, kind in columns.items() if name in self.kept or name in needed}
-        self.shown = [name for name in columns if name in self.kept or name not in form.encoded_images]
         if odd := next((name for name, kind in columns.items() if not has_type_text(kind)), None):
             raise DataError(
                 f"{job.files[0].uri}: column {odd!r} is {columns[odd]}, a type that cannot be read",
                 next_step="leave it out: --column NAME, once for each column to keep",
             )
-        self._words = form.null_words
-        self._text = [name for name in found if name in columns and columns[name] == pa.string() and not self._is_text(name)]
+        texts = {name for name, kind in columns.items() if kind == pa.string() and name in found}
+        self._text = [name for name in texts if not is_text(self._wanted.get(name, pa.string()))]
+        self._null_words = form.null_words
         self._snapshot = SourceSnapshot(
             format=job.data.format,
             files=tuple(
@@ -217,9 +195,6 @@ class _Source:
             ),
         )
 
-    def _is_text(self, name: str) -> bool:
-        return is_text(self._wanted.get(name, pa.string()))
-
     def _read_as(self, name: str, found: pa.DataType) -> pa.DataType:
         if name in self._job.data.types:
             return parse_type(self._job.data.types[name])
@@ -227,22 +202,17 @@ class _Source:
         if promote(found, wanted) == wanted:
             return wanted
         # The text of the file, not that of a number or a time parsed from it.
-        return pa.string() if self._is_text(name) and pa.types.is_primitive(found) else found
+        return pa.string() if is_text(wanted) and pa.types.is_primitive(found) else found
 
     def batches(self) -> Iterator[tuple[RowBatch, pa.Table]]:
         """Yield all rows in order."""
         for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows, self._job.piece):
             table = batch.table
-            for name in self._text if self._words is not None else ():
+            for name in self._text if self._null_words is not None else ():
                 values = table.column(name)
-                absent = pc.is_in(values, self._words)
+                absent = pc.is_in(values, self._null_words)
                 table = table.set_column(table.schema.get_field_index(name), name, pc.if_else(absent, None, values))
             yield batch, table
-
-    def nothing(self, rows: int) -> pa.Table:
-        """Make rows of nulls, for files that could not be read."""
-        schema = self._snapshot.arrow_schema()
-        return _as_text(pa.table({name: pa.nulls(rows, schema.field(name).type) for name in self.shown}))
 
     def typed(self, table: pa.Table) -> pa.Table:
         """Cast the columns that the model reads to its types."""
@@ -295,7 +265,6 @@ class _Part:
         self._path = path
         self._writer: pq.ParquetWriter | None = None
         self.rows = 0
-        self.columns: dict[str, str] = {}
 
     def add(self, table: pa.Table) -> None:
         """Write rows as a row group."""
@@ -303,7 +272,6 @@ class _Part:
             # Floats hardly repeat: a dictionary of them takes a third of the time of writing.
             repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
             self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeating)
-            self.columns = {field.name: str(field.type) for field in table.schema}
         self._writer.write_table(table)
         self.rows += table.num_rows
 
@@ -318,44 +286,16 @@ class _Part:
         return size
 
 
-def _names(batch: RowBatch) -> pa.Array:
-    if len(batch.files) == 1:
-        return pa.repeat(pa.scalar(batch.file.name), batch.table.num_rows)
-    return pa.array([file.name for file in batch.files], pa.string())
-
-
-def _rows(batch: RowBatch) -> pa.Array:
-    if len(batch.files) > 1:  # each is one row
-        return pa.array(np.zeros(batch.table.num_rows, np.int64))
-    return pa.array(np.arange(batch.first_row, batch.first_row + batch.table.num_rows, dtype=np.int64))
+def _places(batch: RowBatch, rows: np.ndarray) -> dict[str, pa.Array]:
+    """Return file and row, in that file, of some rows of a batch."""
+    origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows).take(rows)
+    names = pa.array([file.name for file in batch.files], pa.string())
+    return {"file": names.take(pa.array(origin.files)), "row": pa.array(origin.rows)}
 
 
 def _at(table: pa.Table, rows: np.ndarray, num_rows: int) -> pa.Table:
     return table if len(rows) == num_rows else table.take(pa.array(rows))
 
 
-def _as_text(table: pa.Table) -> pa.Table:
-    """Cast numbers and times to text, since the side table has one type for each column."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
-            table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
-    return table
-
-
-def _joined(table: pa.Table, *more: Mapping[str, Any] | pa.Table) -> pa.Table:
-    for columns in more:
-        named = zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()
-        for name, values in named:
-            table = table.append_column(name, values if isinstance(values, pa.ChunkedArray | pa.Array) else pa.array(values))
-    return table
-
-
-@contextlib.contextmanager
-def _scratch(job: ScoringJob) -> Iterator[Path]:
-    """Make a folder for unfinished parts: on the disk of a local output, so that a rename moves them."""
-    parent = None
-    if job.storage.is_local:
-        parent = job.storage.local_path(SCRATCH)
-        parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="penstock-unit-", dir=parent) as folder:
-        yield Path(folder)
+def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))

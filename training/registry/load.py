@@ -12,14 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import safetensors.torch
-
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
 from penstock.training.checkpoint.folder import FOLDER
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.start_from import StartWeights
-from penstock.training.checkpoint.state_files import weights_digest
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.registry import WEIGHTS_TAG
 
@@ -109,14 +106,13 @@ def registered_weights(model: str, uri: str, *, whole: bool = False, file: str =
     found = f"models:/{version.name}/{version.version}"
     names = {Path(file.path).name for file in files}
     part = FOLDER if whole and FOLDER in names else file
-    if part not in names:
+    if part not in names or digest is None:
         raise SpecError(
             f"train.start_from: {found} has no {part}, so it is not a model of that framework that penstock has registered",
             next_step="download its weights, and name the file (docs/recipe.md)",
         )
     read, fetch = partial(_content, f"{folder}/{part}", uri), partial(_fetch, f"{folder}/{part}", uri)
-    known = digest or weights_digest(safetensors.torch.load(read()))
-    return StartWeights(found, lambda: known, read, fetch if whole else None)
+    return StartWeights(found, lambda: digest, read, fetch if whole else None)
 
 
 def _content(artifact: str, uri: str) -> bytes:

@@ -23,7 +23,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
-from penstock.training.model import ClassScores, ModelSpec, load_model, read_spec
+from penstock.training.model import ClassScores, ModelSpec, load_model, missing_part, read_spec
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
@@ -83,6 +83,11 @@ class LoadedModel:
     def can_predict(self) -> bool:
         """Whether what was trained can predict."""
         return self._model.can_predict
+
+    @property
+    def predicts_by(self) -> str:
+        """The part of the user's code that predicts."""
+        return missing_part(self._model)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -171,7 +176,7 @@ class LoadedModel:
     def _answer(self, features: pa.Table, batch_rows: int) -> pa.Table:
         """Predict prepared rows in batches; without columns for no rows."""
         if not self._model.can_predict:
-            raise DataError("the model cannot predict: its recipe has no `predict`", next_step="add one, and train")
+            raise DataError(f"the model cannot predict without {self.predicts_by}", next_step="add it, and train again")
         parts, batches, num_rows = [], _batches_of(features, self.schema), features.num_rows
         with torch.inference_mode():
             for begin in range(0, num_rows, batch_rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +68,19 @@ class MlflowRegistry:
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
         """See `KeepsAliases`."""
-        _give_alias(open_client(uri), name, alias, version)
+        client = open_client(uri)
+        holder = _aliases(client, name).get(alias)
+        if holder == version:
+            return
+        if holder is not None:
+            _set_alias(client, name, PREVIOUS, holder)
+        _set_alias(client, name, alias, version)
 
     def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
         """See `KeepsAliases`."""
         client = open_client(uri)
         for key, value in tags.items():
-            _tag(client, name, version, key, value)
+            patiently("tag the version", partial(client.set_model_version_tag, name, version, key, value))
 
     def tags(self, uri: str, name: str, version: str) -> Mapping[str, str]:
         """See `KeepsAliases`."""
@@ -117,7 +124,7 @@ class MlflowRegistry:
             )
         assert before is not None
         tag = _lost_tag(alias)
-        _tag(client, name, holder, tag, dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+        self.tag(uri, name, holder, {tag: dt.datetime.now(dt.UTC).isoformat(timespec="seconds")})
         if tag in client.get_model_version(name, before).tags:
             patiently("untag the version", lambda: client.delete_model_version_tag(name, before, tag))
         _set_alias(client, name, alias, before)
@@ -149,21 +156,8 @@ def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[s
     return patiently(f"look up the aliases of {name!r}", look_up, for_s=for_s)
 
 
-def _give_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
-    holder = _aliases(client, name).get(alias)
-    if holder == version:
-        return
-    if holder is not None:
-        _set_alias(client, name, PREVIOUS, holder)
-    _set_alias(client, name, alias, version)
-
-
 def _set_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
     patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, version))
-
-
-def _tag(client: MlflowClient, name: str, version: str, tag: str, value: str) -> None:
-    patiently("tag the version", lambda: client.set_model_version_tag(name, version, tag, value))
 
 
 def _lost_tag(alias: str) -> str:

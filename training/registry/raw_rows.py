@@ -28,10 +28,10 @@ from penstock.ingest.preprocess.chain import Chain, rows_at_once
 from penstock.ingest.preprocess.problems import Origin, Reason, SetAside
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
-from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
+from penstock.training.registry.given_rows import given_rows, raw_table
 from penstock.usercode.capture import UserCode
 
 __all__ = ["PreparedRows", "RawForm", "RawRows", "raw_form"]
@@ -47,8 +47,6 @@ class RawForm(Section):
     """The source's columns in their order, with their Arrow types as text."""
     unneeded: tuple[str, ...] = ()
     """Columns that need not be given: the label, and those that the transforms drop without reading."""
-    nullable: tuple[str, ...] = ()
-    """Columns in which a transform fills or marks nulls."""
     label: str | None = None
     """The column of the source that becomes the label."""
     label_value: Any = None
@@ -83,7 +81,6 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
         data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None}),
         columns={field.name: type_text(field.type) for field in source},
         unneeded=tuple(sorted(known.unneeded)),
-        nullable=tuple(sorted(known.nullable)),
         label=known.label,
         label_value=_as_json(label_value),
         fitted=fitted,
@@ -107,7 +104,7 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 class _SourceColumns:
-    """Follows each column of the source through the transforms: which are needed, which may be null, which is the label."""
+    """Follows each column of the source through the transforms: which are needed, and which is the label."""
 
     def __init__(self, data: DataSpec, source: pa.Schema, fitted: FittedPreprocess) -> None:
         called = {name: name for name in source.names}
@@ -115,24 +112,21 @@ class _SourceColumns:
         seen: set[str] = set()
         sees_all = False
         self.unneeded: set[str] = set()
-        self.nullable: set[str] = set()
         for entry in fitted.steps:
             transform = entry.step.transform
-            named = getattr(transform.options, "columns", None)
+            named: Any = getattr(transform.options, "columns", None)
+            is_named = entry.step.origin is None and isinstance(named, list)
+            asked = {*named} if is_named else {state.column for state in entry.columns}
             if transform.renames:
                 called = {transform.renames.get(name, name): raw for name, raw in called.items()}
             elif transform.drops:
                 dropped = {raw for name, raw in called.items() if name in transform.drops}
                 self.unneeded |= set() if sees_all else dropped - seen
                 called = {name: raw for name, raw in called.items() if raw not in dropped}
-            elif entry.step.origin is None and isinstance(named, list):
-                seen |= {raw for name, raw in called.items() if name in named}
-            elif entry.columns:
-                seen |= {raw for name, raw in called.items() if name in {state.column for state in entry.columns}}
+            elif is_named or asked:
+                seen |= {raw for name, raw in called.items() if name in asked}
             else:
                 sees_all = True
-            if transform.takes_nulls or transform.function or named == ALL_COLUMNS:
-                self.nullable |= {raw for name, raw in called.items() if not isinstance(named, list) or name in named}
         self.label = called.get(str(data.label))
         if not sees_all:
             self.unneeded |= {called[name] for name in format_of(data).not_features if name in called} - seen
@@ -172,9 +166,7 @@ class RawRows:
         self.form, self.schema = form, form.arrow_schema
         self._features = schema.features
         transforms = [fitted.step for fitted in form.fitted.steps]
-        # Set aside, so that each row that cannot be used is listed with its reason.
-        data = form.data.model_copy(update={"invalid": "quarantine"})
-        self._chain = Chain(data, transforms, form.fitted, form.code)
+        self._chain = Chain(form.data, transforms, form.fitted, form.code, listing=True)
         self._source_names = _source_names(form)
         self.rows_at_once = rows_at_once(form.data, self.schema, transforms)
         self._label = None
@@ -214,21 +206,12 @@ class RawRows:
             table: raw rows, the label's column among them; columns that the transforms leave out unseen may be missing.
 
         Raises:
-            DataError: a column is missing or of another type, or a transform cannot be applied.
+            DataError: a column is missing or has a value of another type, or a transform cannot be applied.
         """
         found = np.full(table.num_rows, np.nan)
-        columns = {}
-        for field in self.schema:
-            if field.name in table.column_names:
-                try:
-                    columns[field.name] = cast_array(table.column(field.name), field.type)
-                except pa.ArrowException as error:
-                    raise DataError(f"column {field.name!r} does not read as {field.type}: {error}") from error
-            elif field.name in self.form.unneeded and field.name != self.form.label:
-                columns[field.name] = pa.nulls(table.num_rows, field.type)
-            else:
-                raise DataError(f"the rows have no column {field.name!r}, which it needs")
-        given = pa.table(columns, schema=self.schema)
+        given, problems = raw_table(given_rows(table), self.schema, {*self.form.unneeded} - {self.form.label})
+        if problems:
+            raise DataError(next(iter(problems.values())))
         for first in range(0, table.num_rows, self.rows_at_once):
             some = given.slice(first, self.rows_at_once).combine_chunks()
             rows = self._chain.prepare(some, Origin.of_file("the held-out rows", first, some.num_rows))
@@ -276,7 +259,7 @@ class RawRows:
         column = self._source_names.get(aside.column, aside.column)
         if not value:
             held = row.column(column)[0].as_py() if column in row.column_names else None
-            value = shorten(held) if held is not None else "null" if aside.reason == "null" else "NaN or an infinity"
+            value = shorten(held) if held is not None else "NaN or an infinity" if aside.reason == "not finite" else "null"
         return f"column {column!r} holds {value}; {_RULES[aside.reason]}"
 
     def _features_of(self, table: pa.Table) -> pa.Table:
@@ -303,11 +286,11 @@ _LEFT_OUT = "the preprocessing leaves it out (filter, flat_map, or `_keep` of ma
 
 _RULES: dict[Reason, str] = {
     "null": "the model needs a value there",
+    "empty": "the model needs a value there",
     "not finite": "the model needs a finite number there",
     "unknown category": "which is none of the categories of the train split",
     "label out of range": "which is not a class of the train split",
     "broken image": "which is not an image that can be decoded",
-    "unreadable": "it does not become the type that the model takes",
 }
 
 

@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
-from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
+from mlflow.types.schema import AnyType, Array, ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
 from penstock.ingest.columns.casts import is_list, is_text
 from penstock.ingest.columns.images import holds_images
@@ -76,14 +75,14 @@ _READABLE_TAGS = ("penstock.run",)
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
     """Log the model to the tracker's run and register it. A second call with the same key gives the same version.
 
-    At most 1 MB of the example is kept. Files are linked, not copied, where their disk allows.
+    At most 1 MB of the example is kept.
 
     Raises:
         ServiceError: MLflow does not answer for two minutes, or refuses.
         TrainingError: the model cannot predict the example rows.
     """
     name, key = trained.name, trained.key
-    client = tracker.client
+    client = tracker.run.client
     all_tags = {**trained.tags, KEY_TAG: key}
     version = patiently("search the registry", lambda: find_version(client, name, key, tracker.run_id))
     if version is None:
@@ -102,7 +101,7 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
 
 def _find_model(client: MlflowClient, tracker: MlflowTracker, key: str) -> LoggedModel | None:
     wanted = f"source_run_id = '{tracker.run_id}' AND tags.`{KEY_TAG}` = '{key}'"
-    found = client.search_logged_models([tracker.experiment_id], filter_string=wanted)
+    found = client.search_logged_models([tracker.run.experiment_id], filter_string=wanted)
     return max(found, key=lambda model: str(model.status) == "READY", default=None)
 
 
@@ -111,7 +110,7 @@ def _log_model(
 ) -> LoggedModel:
     """Upload the folder as a logged model of the run; one that an earlier try began is completed."""
     model = begun or client.create_logged_model(
-        tracker.experiment_id, name, source_run_id=tracker.run_id, tags=dict(tags), model_type="penstock"
+        tracker.run.experiment_id, name, source_run_id=tracker.run_id, tags=dict(tags), model_type="penstock"
     )
     description = Model.load(str(folder))
     description.model_id = description.model_uuid = model.model_id
@@ -121,7 +120,7 @@ def _log_model(
     client.log_model_artifacts(model.model_id, str(folder))
     outputs = client.get_run(tracker.run_id).outputs
     if outputs is None or all(output.model_id != model.model_id for output in outputs.model_outputs):
-        client.log_outputs(tracker.run_id, [LoggedModelOutput(model.model_id, max(0, tracker.complete_step() + 1))])
+        client.log_outputs(tracker.run_id, [LoggedModelOutput(model.model_id, tracker.newest_step())])
     return client.finalize_logged_model(model.model_id, "READY")
 
 
@@ -160,40 +159,26 @@ def _describe_model(client: MlflowClient, trained: TrainedVersion, version: Mode
 
 @contextlib.contextmanager
 def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
-    """Build the model's folder beside its files, so that they can be linked instead of copied."""
+    """Build the model's folder."""
     model, files = trained.model, trained.files
-    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
         work = Path(folder)
         entry, spec_file = work / _ENTRY_FILE, files[0].parent / MODEL_FILE
         entry.write_text(_ENTRY)
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
-        placeholders = [work / file.name for file in files]
-        for file, placeholder in zip(files, placeholders, strict=True):
-            if file.is_dir():
-                placeholder.mkdir()
-                placeholder = placeholder / ".kept"  # MLflow keeps no empty folder
-            placeholder.touch()
         rows = _plain_images(few_rows(trained.example)).to_pandas()
         answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
         _archive_code(ours)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
-            artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
+            artifacts={"spec": str(spec_file), **{file.name: str(file) for file in files}},
             code_paths=[str(ours)],
             signature=_signature(form_of(model), answer),
             input_example=rows,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
         )
-        for file in files:
-            target = work / "model" / "artifacts" / file.name
-            if file.is_dir():
-                shutil.rmtree(target)
-                shutil.copytree(file, target, copy_function=_link)
-            else:
-                target.unlink()
-                _link(file, target)
         described = Model.load(str(work / "model"))
         # Python imports from the archive; and the paths that MLflow has noted are those of this temporary folder.
         described.flavors["python_function"].update(code=f"code/{ours.name}", model_code_path=_ENTRY_FILE)
@@ -201,14 +186,6 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             del kept["uri"]
         described.save(str(work / "model" / "MLmodel"))
         yield work / "model"
-
-
-def _link(file: str | Path, target: str | Path) -> None:
-    """Link a file, or copy it where its disk does not allow that."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)
 
 
 def _archive_code(archive: Path) -> None:
@@ -261,45 +238,20 @@ def _portable(model: ModelSpec) -> ModelSpec:
 
 
 def _signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
-    """Describe a model's inputs and outputs: the source's columns with their types, and the answer's.
+    """Name a model's inputs, and describe its outputs by the answer to the input example; None where it cannot predict.
 
-    MLflow compares types strictly: it refuses a null in an integer column, and times with a zone. Such columns are declared
-    without a type; the model's own check of the rows names what does not fit.
-
-    Args:
-        answer: to the input example; None where the model cannot predict.
+    MLflow would check the types of inputs more strictly than the model, which names row, column and value of what does not fit.
     """
-    inputs: list[Any] = []
-    for field in form.arrow_schema:
-        if field.name != form.label:
-            kind = _any_type(field.type, null=field.name in form.nullable)
-            inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
+    fields = [field for field in form.arrow_schema if field.name != form.label]
+    inputs: list[Any] = [ColSpec(AnyType(), field.name, required=field.name not in form.unneeded) for field in fields]
     answers = () if answer is None else pa.Schema.from_pandas(answer, preserve_index=False)
     outputs = Schema([ColSpec(_type(field.type), field.name) for field in answers]) if answers else None
     return ModelSignature(Schema(inputs), outputs, ParamSchema([ParamSpec("on_error", DataType.string, "raise")]))
 
 
-def _any_type(kind: pa.DataType, *, null: bool) -> Any:
-    if null and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return AnyType()
-    return _type(kind)
-
-
 def _type(kind: pa.DataType) -> Any:
-    if pa.types.is_boolean(kind):
-        return DataType.boolean
-    if pa.types.is_integer(kind):
-        return DataType.long
-    if pa.types.is_floating(kind):
-        return DataType.double
-    if is_text(kind):
-        return DataType.string
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
-        return DataType.binary
-    if pa.types.is_timestamp(kind) and kind.tz is None:
-        return DataType.datetime
     if is_list(kind):
         return Array(_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return Object([Property(field.name, _type(field.type), required=False) for field in kind])
-    return AnyType()
+    if is_text(kind):
+        return DataType.string
+    return DataType.long if pa.types.is_integer(kind) else DataType.double

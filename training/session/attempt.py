@@ -5,122 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, get_train_fn_utils, set_train_fn_utils
 
 from penstock.errors import PenstockError, TrainingError
-from penstock.training.checkpoint.exactness import (
-    continue_from,
-    environment_of,
-    environment_of_all,
-    reporting_nondeterminism,
-    with_reason,
-)
-from penstock.training.checkpoint.fence import Writer
+from penstock.training.checkpoint.exactness import reporting_nondeterminism
 from penstock.training.checkpoint.folder import folder_digest
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
-from penstock.training.checkpoint.outcome import job_checkpoints
-from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.determinism import make_deterministic
-from penstock.training.events import Notice, Resumed
+from penstock.training.checkpoint.manifest import CheckpointManifest
+from penstock.training.events import Notice
 from penstock.training.job import TrainJob
-from penstock.training.loop.event_sender import EventSender, MailboxClient
-from penstock.training.loop.observer import open_first_rank
-from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
+from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.on_ray.start import RankResult, start_rank
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.rng import seed_rng
 from penstock.training.session.reported import as_json
 from penstock.training.session.session import Session, StopAtCheckpoint, at_last_batch
-from penstock.training.state import TrainState
 
-__all__ = ["Start", "run_session", "start_rank"]
+__all__ = ["run_session"]
 
 EMPTY_PASS = (
     "the checkpoint was reported inside a pass over the rows, after its last batch, so the first pass is empty, and there "
     "is no checkpoint before it: report after the pass, or start over with `penstock run FILE --fresh`"
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where one rank of an attempt starts.
-
-    Attributes:
-        checkpoint: training continues from it.
-        warnings: about skipped checkpoints.
-        facts: the same in every checkpoint of this attempt; its state is the start.
-        stopped: the driver has asked for a stop before the first step.
-    """
-
-    job: TrainJob
-    group: Group
-    store: CheckpointStore
-    checkpoint: Checkpoint | None
-    warnings: tuple[str, ...]
-    facts: CheckpointFacts
-    stopped: bool
-
-    @property
-    def state(self) -> TrainState:
-        """The start of training."""
-        return TrainState(self.facts.step, self.facts.epoch, self.facts.position)
-
-    @property
-    def result(self) -> RankResult:
-        """The result before any step."""
-        there = self.checkpoint
-        step, name = (self.facts.step, there.name) if there is not None else (None, None)
-        return RankResult("interrupted", self.state, self.facts.exactness, step, name)
-
-    def first_rank(self, closes: ExitStack, client: MailboxClient) -> tuple[EventSender, CheckpointWriter]:
-        """Open rank 0's sender to the driver and writer of checkpoints until `closes` ends, and report a resume."""
-        sender, writer = open_first_rank(closes, self.job, client, self.facts.step, self.store)
-        if self.checkpoint is not None:
-            name, exactness = self.checkpoint.name, self.facts.exactness
-            sender.post(Resumed(step=self.facts.step, checkpoint=name, exactness=exactness, warnings=self.warnings))
-        return sender, writer
-
-
-def start_rank(
-    job: TrainJob,
-    group: Group,
-    *,
-    stop: bool,
-    restart: int,
-    versions: Mapping[str, Any] | None = None,
-    caveat: str | None = None,
-    caveat_resumed: str | None = None,
-    avoid: Callable[[CheckpointManifest], str | None] | None = None,
-) -> Start:
-    """Agree on the checkpoint to continue from, and on the exactness of the weights. A collective.
-
-    Args:
-        stop, restart: as of on_ray/worker.py's `run_rank`.
-        versions: settings besides the job's that bits depend on.
-        caveat, caveat_resumed: why the bits may differ from an undisturbed run's: always, or after a resume.
-        avoid: as of `CheckpointStore.newest_valid`.
-
-    Raises:
-        ResumeError: the checkpoint is from another training.
-        CheckpointError: no checkpoint can be trusted.
-    """
-    make_deterministic(job.spec.cpus_per_worker)
-    stop = group.from_first(stop)
-    store = job_checkpoints(job)
-    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
-    environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
-    settings = {**job.settings, **(versions or {})}
-    facts = continue_from(checkpoint, job.identity, group.world_size, settings, environment)
-    for reason in (caveat, caveat_resumed if checkpoint is not None else None):
-        if reason is not None:
-            facts = facts.model_copy(update={"exactness": with_reason(facts.exactness, reason)})
-    return Start(job, group, store, checkpoint, tuple(warnings), facts, stop)
 
 
 def run_session(
@@ -160,8 +71,7 @@ def run_session(
     with ExitStack() as closes:
         sender, writer = start.first_rank(closes, client) if group.is_first else (None, None)
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        arguments = (job, group, start.facts, start.checkpoint, own, sender, writer, digest, separate)
-        session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all)))
+        session = closes.enter_context(closing(Session(start, own, sender, writer, digest, separate, restores_all)))
         _install(session, group, closes)
         closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
         seed_rng(job.seed)  # equal weights on every rank, as in a recipe

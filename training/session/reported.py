@@ -6,9 +6,7 @@ import io
 import json
 import math
 import numbers
-import os
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ import torch
 
 from penstock.errors import TrainingError
 
-__all__ = ["OWN_PREFIXES", "Sorted", "as_json", "over_ranks", "place_of_process", "sort_values"]
+__all__ = ["OWN_PREFIXES", "Sorted", "as_json", "over_ranks", "sort_values"]
 
 MOST_BYTES = 1 << 20
 """Of a reported text or encoded image."""
@@ -141,11 +139,6 @@ def over_ranks(rule: str, ranks: Sequence[Mapping[str, float]], name: str) -> fl
     if not values or any(math.isnan(value) for value in values):
         return math.nan if values else None
     return float(_HOW[rule](values))
-
-
-def place_of_process() -> dict[str, Any]:
-    """Describe where this process runs, as Ray names it."""
-    return {"report/node": socket.gethostname(), "report/pid": os.getpid()}
 
 
 def as_json(value: Any) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
+import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,24 +24,25 @@ import torch
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
 
 from penstock.errors import SpecError, TrainingError
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cursor import Feed
 from penstock.training.callbacks.early_stopping import EARLY_STOPPING, EarlyStopping
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, StoredFile
-from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.manifest import Checkpoint, StoredFile
 from penstock.training.checkpoint.start_from import START
 from penstock.training.checkpoint.store import Placed, SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Notice, Point, Reported, Saving, Shown, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import EventSender
+from penstock.training.on_ray.start import Start
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
-from penstock.training.ranks import POLL_S, Group
+from penstock.training.ranks import POLL_S
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.session.data_config import whole_of
-from penstock.training.session.reported import Sorted, file_name, over_ranks, place_of_process, sort_values
+from penstock.training.session.reported import Sorted, file_name, over_ranks, sort_values
 from penstock.training.session.shard import Shard
 from penstock.training.spec import split_names
 from penstock.training.state import TrainState
@@ -73,8 +75,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     """A loop's session on one rank.
 
     Args:
-        facts: the record that every checkpoint of this worker group begins from; its position is where the group starts.
-        checkpoint: training continues from it.
+        start: where this worker group starts.
         own: values that user code logs between reports.
         sender, writer: send events to the driver and write checkpoints; None but on rank 0.
         digest: of the weights in a reported folder, by the digests of its files.
@@ -85,10 +86,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def __init__(
         self,
-        job: TrainJob,
-        group: Group,
-        facts: CheckpointFacts,
-        checkpoint: Checkpoint | None,
+        start: Start,
         own: OwnValues,
         sender: EventSender | None,
         writer: CheckpointWriter | None,
@@ -96,14 +94,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         separate: Collection[str] = (),
         knows_epochs: bool = False,
     ) -> None:
-        self._job, self._group, self._facts, self._own = job, group, facts, own
+        job, group, facts, checkpoint = start.job, start.group, start.facts, start.checkpoint
+        self._job, self._group, self._facts, self._store, self._own = job, group, facts, start.store, own
         self._whole = whole_of(job, group.world_size)
         self._sender, self._writer, self._digest, self._separate = sender, writer, digest, separate
         self._knows_epochs = knows_epochs
-        self._caveats: dict[str, None] = {}
-        """Reasons why the weights may differ from those of an undisturbed run."""
+        self._doubts, self._caveats = dict[str, None](), dict[str, None]()
+        """Reasons why the weights may differ from those of an undisturbed run: always, or if a run has continued."""
         self._resumed = checkpoint is not None
-        self.state = TrainState(facts.step, facts.epoch, facts.position)
+        self.state = start.state
         """State of the newest checkpoint."""
         self.first_pass_is_empty = at_last_batch(job, facts.position)
         """Whether the checkpoint was reported inside a pass, after its last batch."""
@@ -121,7 +120,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._generators: torch.Tensor | None = None
         self._name, self._met, self._taken = group.shared_name(), 0, 0
         """Name for the counts of meetings and of taken batches, which the other ranks see."""
-        self._store = job_checkpoints(job)
         self._reports, self._earlier_s, self._reported_s = 0, 0.0, time.monotonic()
         self._files, self._left, self._unseen = 0, set[str](), {*job.spec.report}
         self._early, self._early_metric = _early_stopping(job)
@@ -131,20 +129,20 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """Counters before the last batch, to undo a look at it; None after a report."""
         if checkpoint is None and job.spec.start_from is not None and not knows_epochs:
-            start = job.run_storage.child(START)
-            fetch_folder(start, start.tree(), folder := Path(self._temporary.name, START))
+            there = job.run_storage.child(START)
+            fetch_folder(there, there.tree(), folder := Path(self._temporary.name, START))
             self._newest = ray.train.Checkpoint.from_directory(str(folder))
         if checkpoint is not None:
             self._newest = self._unpacked(checkpoint)
-            there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
-            self._step, self._reports = int(there["batches"]), int(there["reports"])
-            self._earlier_s = float(there["seconds"])
-            if self._early is not None and len(patience := there["patience"].tolist()):
+            kept = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
+            self._step, self._reports = int(kept["batches"]), int(kept["reports"])
+            self._earlier_s = float(kept["seconds"])
+            if self._early is not None and len(patience := kept["patience"].tolist()):
                 self._early.load_state_dict({"best": patience[0], "since": int(patience[1])})
             same = checkpoint.manifest.settings.get("train.callbacks") == job.settings.get("train.callbacks")
-            self.ended_before = bool(there["ended"]) and same
+            self.ended_before = bool(kept["ended"]) and same
             if checkpoint.manifest.world_size == group.world_size:
-                self._generators = there["ranks"][group.rank]
+                self._generators = kept["ranks"][group.rank]
 
     def close(self) -> None:
         """Delete the unpacked folder."""
@@ -152,18 +150,17 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     @property
     def exactness(self) -> str:
-        """The exactness so far, with the caveats that arose in the loop."""
-        return functools.reduce(with_reason, self._caveats, self._facts.exactness)
+        """The exactness so far, with the reasons that arose in the loop."""
+        return functools.reduce(with_reason, [*self._doubts, *(self._caveats if self._resumed else ())], self._facts.exactness)
 
     def add_caveat(self, reason: str) -> None:
-        """Record why a continued training differs from an undisturbed one."""
-        if self._resumed:
-            self._caveats[reason] = None
+        """Record why a continued training differs from an undisturbed one: this one, and those from the next checkpoint."""
+        self._caveats[reason] = None
 
     def nondeterministic_op(self, operation: str) -> None:
         """Record a nondeterministic operation, if gradients are recorded or computed."""
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            self._caveats[f"{operation} is not deterministic"] = None
+            self._doubts[f"{operation} is not deterministic"] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """Return the newest reported checkpoint; before that, the one to continue from, or `train.start_from`.
@@ -181,9 +178,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         """Wait until the checkpoint is committed, which a thread of rank 0 does."""
         if self._writer is not None:
             self._writer.wait()
-        store, end_s = job_checkpoints(self._job), time.monotonic() + self._job.spec.stall_s
+        end_s = time.monotonic() + self._job.spec.stall_s
         while time.monotonic() < end_s:
-            found = next(iter(store.committed()), None)
+            found = next(iter(self._store.committed()), None)
             if found is not None and found.state.step >= step:
                 return found
             time.sleep(POLL_S[0])
@@ -343,7 +340,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._reports += 1
         total_s = self._earlier_s + now_s - self._since_s
         numbers = {"report/time_s": time_s, "report/total_s": total_s, "report/iteration": float(self._reports)}
-        return {**numbers, "report/date": datetime.now(UTC).isoformat(timespec="milliseconds"), **place_of_process()}
+        place = {"report/node": socket.gethostname(), "report/pid": os.getpid()}
+        return {**numbers, "report/date": datetime.now(UTC).isoformat(timespec="milliseconds"), **place}
 
     def _show(self, own: Sorted) -> None:
         """Send the files of rank 0's report to the driver, and name the values that are not kept."""
@@ -490,14 +488,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         placed = {
             file: StoredFile.model_validate(stored) for each in everyones for file, stored in json.loads(each["placed"]).items()
         }
-        update = {
-            "step": self.state.step,
-            "epoch": self.state.epoch,
-            "position": self.state.position,
-            "exactness": self.exactness,
-            "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
-        }
-        facts = self._facts.model_copy(update=update)
+        facts = self._facts.measured_at(self.state, values, exactness=self.exactness, caveats=[*self._caveats])
         best = self._early.state_dict() if self._early is not None else {}
         there = {
             "ranks": generators().contiguous(),

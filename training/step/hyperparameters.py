@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from penstock.errors import ResumeError
 from penstock.training.step.own_step import Several
 
-__all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of", "replay"]
+__all__ = ["OPTIMIZER", "changed_hyperparameters", "format_changes", "hyperparameters_of"]
 
 OPTIMIZER = "optimizer"
 """Its name among the hyperparameters."""
@@ -65,24 +64,6 @@ def format_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, 
     shown = [name for name in names if "._" not in name and name not in ("initial_lr", "scheduler.base_lrs")] or names
     pairs = [(name, then.get(name, "none"), now.get(name, "none")) for name in shown]
     return [f"{name} {a} -> {b}" if max(len(a), len(b)) <= _SHORT else name for name, a, b in pairs]
-
-
-def replay(scheduler: Any, times: int) -> None:
-    """Advance a changed schedule to the step that training has reached.
-
-    Raises:
-        ResumeError: the schedule is shorter.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that no optimizer's step came before
-            for _ in range(times):
-                scheduler.step()
-    except Exception as error:  # the user's, or torch's at the end of a schedule
-        raise ResumeError(
-            f"the recipe's {type(scheduler).__name__} has changed and cannot be brought to step {times:,}: {error}",
-            next_step="make the schedule longer, undo the change, or start over with `penstock run FILE --fresh`",
-        ) from error
 
 
 def _applies(name: str, then: str, now: str) -> bool:

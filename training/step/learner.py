@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -29,9 +30,9 @@ from penstock.training.recipe import Columns, Recipe
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
-from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, replay
+from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of
 from penstock.training.step.own_step import OwnStep, Several
-from penstock.training.step.unsaved import changed_parts, changed_state, parts_of, unsaved_state
+from penstock.training.step.unsaved import changed_parts, parts_of, unsaved_state
 
 __all__ = ["Learner"]
 
@@ -187,13 +188,11 @@ class Learner:
         return after_copy(weights, self._group.device)
 
     def unsaved_state(self) -> dict[str, object]:
-        """Return state of the recipe and of the model that no checkpoint holds."""
-        return unsaved_state(self.model, self._recipe.user)
-
-    def changed_state(self, then: dict[str, object]) -> list[str]:
-        """Return the names of such state that has changed since."""
+        """Return state of the user's code that no checkpoint holds."""
+        parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"optimizer": self.optimizer}
+        found = unsaved_state(self.model, {"recipe": self._recipe.user, **parts, **self.callbacks.without_state})
         added_up = isinstance(self._learns, OwnStep) and self._learns.steps_missing
-        return [*changed_state(then, self.unsaved_state()), *(["a sum of gradients over several steps"] if added_up else [])]
+        return {**found, "a sum of gradients over several steps": added_up}
 
     def _refuse_new_state(self) -> None:
         changed, groups = changed_parts(self._parts, parts_of(self.model)), len(self.optimizer.param_groups)
@@ -241,13 +240,14 @@ class Learner:
             The names of the changed hyperparameters.
 
         Raises:
-            ResumeError: the checkpoint is from another model or optimizer.
+            ResumeError: the checkpoint is from another model or optimizer, or a changed schedule does not reach its step.
         """
         changed = changed_hyperparameters(made_with, self.hyperparameters)
-        if changed and self.scheduler is not None:
-            replay(self.scheduler, reached.step if self._recipe.scheduler_every == "step" else reached.epoch)
-        options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+        if changed:
+            self._replay_schedule(reached)
         try:
+            groups = self.optimizer.param_groups
+            options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
             self.model.load_state_dict(with_extra({**weights, **training.get("trained", {})}))
             self.optimizer.load_state_dict(training["optimizer"])
             parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
@@ -256,10 +256,7 @@ class Learner:
             if self.scheduler is not None and not changed:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise ResumeError(
-                f"the checkpoint does not fit the recipe's model or optimizer: {error}",
-                next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
-            ) from error
+            raise _does_not_fit(reached, error) from error
         if changed:
             for group, own in zip(self.optimizer.param_groups, options, strict=True):
                 group.update(own)
@@ -268,6 +265,23 @@ class Learner:
         if training["scaler"]:
             self.scaler.load_state_dict(training["scaler"])
         return changed
+
+    def _replay_schedule(self, reached: TrainState) -> None:
+        if self.scheduler is None:
+            return
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch warns that no optimizer's step came before
+                for _ in range(reached.step if self._recipe.scheduler_every == "step" else reached.epoch):
+                    self.scheduler.step()
+        except Exception as error:  # the user's code, such as a table of rates that is too short
+            raise _does_not_fit(reached, error) from error
+
+
+def _does_not_fit(reached: TrainState, error: Exception) -> ResumeError:
+    return ResumeError(
+        f"the checkpoint of step {reached.step:,} does not fit the recipe's model, optimizer or schedule: {error}",
+        next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
+    )
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

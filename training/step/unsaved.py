@@ -1,52 +1,94 @@
-"""Does a recipe keep state that no checkpoint holds? A continued run begins it anew, so it may differ from an undisturbed one.
+"""Does user code keep state that no checkpoint holds? A continued run begins it anew, so it may differ from an undisturbed one.
 
-Counters, annealed numbers, lists, tensors and generators on the recipe and on the model's modules, non-persistent buffers, and
-parameters that are frozen or thawed while training. They cannot be restored; that they change can be seen.
+Numbers, lists, arrays, tensors, generators and objects of the user's classes: on the recipe, the model's modules, callbacks and
+optimizers, as globals of the user's modules and attributes of their classes; non-persistent buffers, and parameters that are
+frozen or thawed while training. They cannot be restored; that they change can be seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+import io
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from random import Random
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from penstock.digest import bytes_digest
+from penstock.usercode.package import CAPTURED
 
-__all__ = ["changed_parts", "changed_state", "parts_of", "unsaved_state"]
+__all__ = ["Unsaved", "changed_parts", "parts_of", "unsaved_state"]
 
 _INTERNAL = frozenset(vars(nn.Module()))
 
 _MOST = 10_000
-"""Values of a list or tensor that are compared; those of a larger list are not, and of a larger tensor its version is."""
+"""Values that are compared: of a larger list none, of a larger array a sample, of a larger tensor its version."""
 
 
-def unsaved_state(model: nn.Module, recipe: object | None = None, internal: Collection[str] = _INTERNAL) -> dict[str, object]:
-    """Return the values that can change and are not in the model's state_dict, by name, for `changed_state`.
+class Unsaved:
+    """Compares the state that `look` finds with that before the first step."""
+
+    def __init__(self, look: Callable[[], dict[str, object]]) -> None:
+        self._look, self._then, self._stepped = look, look(), False
+
+    def after_step(self) -> None:
+        """Add the values that the first step has made: a cache is filled once."""
+        if not self._stepped:
+            self._then, self._stepped = {**self._look(), **self._then}, True
+
+    def changed(self, saved: Collection[object] = (), most: int = 3) -> list[str]:
+        """Return the first names whose values differ now, except those whose value is one of `saved`."""
+        now, kept = self._look(), [_copied(value, set(), ()) for value in saved]
+        return sorted(name for name, value in self._then.items() if now.get(name, value) not in [value, *kept])[:most]
+
+
+def unsaved_state(
+    model: Any, more: Mapping[str, Any], internal: Collection[str] = _INTERNAL, parts: Sequence[tuple[str, Any]] | None = None
+) -> dict[str, object]:
+    """Return the values that can change and are not in the model's state_dict, by name.
 
     Args:
-        internal: attributes of modules that are not the user's.
+        more: the `recipe`, which may be a class or a function, and objects that are compared if their classes are the user's.
+        internal: attributes of objects that are not the user's.
+        parts: of the model, by name; None takes its modules.
     """
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    found: dict[str, object] = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-    for place, owner in [*([("recipe", recipe)] if recipe is not None else []), *model.named_modules()]:
-        values = {
-            name: value for name, value in getattr(owner, "__dict__", {}).items() if owner is recipe or name not in internal
-        }
+    source = more["recipe"].__module__
+    users = {name: each for name, each in [*sys.modules.items()] if name.startswith(CAPTURED) or name == source}
+    more = {name: each for name, each in more.items() if {kind.__module__ for kind in type(each).__mro__} & users.keys()}
+    owners = [*(model.named_modules() if parts is None else parts), *more.items()]
+    for name, module in users.items():
+        place, kinds = name.partition(".")[2], [each for each in vars(module).values() if isinstance(each, type | FunctionType)]
+        owners += [(place, module), *((f"{place}.{each.__name__}", each) for each in kinds if each.__module__ == name)]
+    own, found = {id(owner) for _, owner in owners}, dict[str, object]()
+    if isinstance(model, nn.Module):
+        state = model.state_dict(keep_vars=True)  # keeps them alive, and their ids
+        own |= {id(tensor) for tensor in state.values() if isinstance(tensor, Tensor)}
+        found |= {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
+    for place, owner in owners:
+        values = {**(vars(type(owner)) if type(owner).__module__ in users else {}), **getattr(owner, "__dict__", {})}
         if isinstance(owner, nn.Module):
-            if type(owner).get_extra_state is not nn.Module.get_extra_state:
-                continue  # a checkpoint holds what it returns
-            hidden = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
-            found |= {f"{place}.{name}".lstrip("."): _copied(value, set()) for name, value in hidden.items()}
-        found |= {f"{place}.{name}".lstrip("."): _copied(value, own) for name, value in values.items()}
+            if type(owner).get_extra_state is not nn.Module.get_extra_state or isinstance(owner, LazyModuleMixin):
+                continue  # a checkpoint holds what the first returns; the first batch gives the second its shape
+            values |= {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+        skipped = _of_optimizers() if hasattr(owner, "param_groups") else internal
+        shown = {name: value for name, value in values.items() if name not in skipped and not name.startswith("__")}
+        found |= {f"{place}.{name}".lstrip("."): _copied(value, own, users) for name, value in shown.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def changed_state(then: dict[str, object], now: dict[str, object]) -> list[str]:
-    """Return the names whose values differ. State that appears later is not compared: a cache is filled once."""
-    return sorted(name for name, value in then.items() if name in now and now[name] != value)
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """Return the attributes of torch's own optimizers; an optimizer imports torch's compiler, which takes a second."""
+    return frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), "_opt_called", "_step_count"})
 
 
 def parts_of(model: nn.Module) -> dict[str, tuple[int, ...] | None]:
@@ -61,22 +103,43 @@ def changed_parts(then: Mapping[str, tuple[int, ...] | None], now: Mapping[str, 
     return sorted({*then} ^ {*now} | {*resized})
 
 
-def _copied(value: Any, own: set[int], most: int = _MOST) -> object:
-    """Return something that is equal while `value` is; None for what cannot be compared, or is the model's own."""
-    if isinstance(value, bool | int | float | str):
+def _copied(value: Any, own: set[int], users: Collection[str], most: int = _MOST) -> object:
+    """Return something that is equal while `value` is; None for what cannot be compared, or is compared or saved elsewhere."""
+    try:
+        return _content(value, own, users, most)
+    except Exception:  # a tensor without data, an array of functions, an attribute that raises: no reason to end training
+        return None
+
+
+def _content(value: Any, own: set[int], users: Collection[str], most: int) -> object:
+    if id(value) in own or hasattr(value, "param_groups"):
+        return None
+    if isinstance(value, bool | int | float | str | bytes):
         return repr(value)  # NaN equals itself
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.reshape(-1)[:: 1 + value.size // most]
+    if isinstance(value, np.ndarray | np.random.Generator | np.random.RandomState) or type(value) is Random:
+        return bytes_digest(pickle.dumps(value))
     if isinstance(value, torch.Generator):
-        return bytes_digest(value.get_state().numpy().tobytes())
+        value = value.get_state()
     if isinstance(value, Tensor):
-        if id(value) in own or value.requires_grad:
+        if value.requires_grad:
             return None
         if value.numel() > _MOST or value.layout is not torch.strided:
             return id(value), value._version
         return bytes_digest(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     if isinstance(value, nn.Module):
-        return [_copied(tensor, own) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
-    if isinstance(value, list | tuple | dict) and len(value) <= most:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [
+            _copied(tensor, own, users) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)
+        ]
+    if isinstance(value, set | frozenset):
+        value = sorted(map(repr, value))
+    elif type(value).__module__ in users and not isinstance(value, list | tuple | deque | dict):
+        value = {**getattr(value, "__dict__", {})}
+    elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        return object()  # its place cannot be seen
+    if isinstance(value, list | tuple | deque | dict) and len(value) <= most:
+        items = [*value.items()] if isinstance(value, dict) else enumerate(value)
         fewer = most // (2 * max(len(value), 1))  # a list may hold itself
-        return [(str(key), _copied(each, own, fewer)) for key, each in items]
+        return [(str(key), _copied(each, own, users, fewer)) for key, each in items]
     return None

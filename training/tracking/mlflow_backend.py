@@ -14,6 +14,7 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import mlflow
@@ -27,9 +28,8 @@ from penstock.machine.empty_database import copy_database, keep_database
 from penstock.progress import announce_wait
 from penstock.redact import first_line
 from penstock.training.tracking.mlflow_store import artifacts_beside, database_of, relocate_artifacts
-from penstock.training.tracking.sender import Trouble
 
-__all__ = ["connect", "fit_key", "fit_value", "judge", "open_client", "patiently"]
+__all__ = ["connect", "fit_key", "is_final", "open_client", "patiently"]
 
 
 T = TypeVar("T")
@@ -56,8 +56,9 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone logs forty lines
-    # It logs a traceback of hundreds of lines at each try; the sender warns in one line.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    # They log a traceback of hundreds of lines, or a line, at each try; the sender warns in one line.
+    for name in ("mlflow.store.db.utils", "mlflow.system_metrics"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         return MlflowClient(tracking_uri, registry_uri=tracking_uri)
     except UnsupportedModelRegistryStoreURIException as error:
@@ -73,18 +74,21 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     Raises:
         ServiceError: no answer after `tries`, or the server refuses.
     """
+    database = database_of(tracking_uri)
+    # Beside the database in embedded mode, where MLflow's own default is `./mlruns`; a server decides by itself.
+    artifacts = None if database is None else artifacts_beside(database).as_uri()
     for attempt in range(1, tries + 1):
         try:
-            with _database_lock(tracking_uri):
-                _make_database(tracking_uri)
-                if (database := database_of(tracking_uri)) is not None:
+            with _database_lock(database):
+                if database is not None:
+                    _make_database(database)
                     relocate_artifacts(database)
                 client = open_client(tracking_uri)
-                return client, _experiment_id(client, tracking_uri, experiment)
+                return client, _experiment_id(client, experiment, artifacts)
         except PenstockError:
             raise
-        except Exception as error:  # of MLflow, requests or SQLAlchemy; `judge` classifies it
-            if attempt < tries and judge(error) is Trouble.PASSING:
+        except Exception as error:  # of MLflow, requests or SQLAlchemy; `is_final` classifies it
+            if attempt < tries and not is_final(error):
                 time.sleep(0.5 * attempt)
                 continue
             raise _refusal(tracking_uri, error) from error
@@ -106,30 +110,15 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
             next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         )
     return ServiceError(
-        f"MLflow at {tracking_uri} does not answer: {_first_cause(error)}",
+        f"MLflow at {tracking_uri} does not answer: {reason}",
         next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
     )
-
-
-def _first_cause(error: BaseException) -> str:
-    """Describe the first of a chain of exceptions: the others only quote it."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return first_line(error)
 
 
 def fit_key(key: str, limit: int = 250) -> str:
     """Make `key` one MLflow accepts: its alphabet, at most `limit` characters; a shortened key ends in a digest."""
     clean = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", key).strip("/.") or "_")  # MLflow refuses `a//b` and `../a`
     return clean if len(clean) <= limit else f"{clean[: limit - 9]}-{bytes_digest(key.encode())[:8]}"
-
-
-def fit_value(value: str, limit: int) -> str:
-    """Shorten `value` to `limit` characters, ending in its length and digest, so that two long values still differ."""
-    if len(value) <= limit:
-        return value
-    tail = f"... ({len(value)} characters, BLAKE3 {bytes_digest(value.encode())})"
-    return value[: limit - len(tail)] + tail
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
@@ -147,8 +136,8 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                     return call()
             except PenstockError:
                 raise
-            except Exception as error:  # MLflow and its HTTP library raise many kinds; `judge` classifies them
-                if judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
+            except Exception as error:  # MLflow and its HTTP library raise many kinds; `is_final` classifies them
+                if not is_final(error) and time.monotonic() + delay_s < deadline:
                     time.sleep(delay_s)
                     delay_s = min(10.0, 2 * delay_s)
                     continue
@@ -169,20 +158,19 @@ def _long_requests() -> Iterator[None]:
         os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = before or "10"
 
 
-def judge(error: Exception) -> Trouble:
-    """Classify an exception of MLflow's client."""
+def is_final(error: Exception) -> bool:
+    """Whether an exception of MLflow's client is a refusal, which no second try mends."""
     if isinstance(error, MlflowException):
         # a page of a proxy in front of a restarting server is not a refusal, even with status 404
-        from_proxy = "failed with error code" in str(error)
-        return Trouble.FINAL if error.error_code in _FINAL_CODES and not from_proxy else Trouble.PASSING
-    return Trouble.FINAL if isinstance(error, (TypeError, KeyError, AttributeError, FileNotFoundError)) else Trouble.PASSING
+        return error.error_code in _FINAL_CODES and "failed with error code" not in str(error)
+    return isinstance(error, (TypeError, KeyError, AttributeError, FileNotFoundError))
 
 
-def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
+def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, _artifact_location(tracking_uri), tags=_TRAINING_VIEW))
+            return str(client.create_experiment(name, artifacts, tags=_TRAINING_VIEW))
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another process was first
             if found is None:
@@ -192,16 +180,9 @@ def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _artifact_location(tracking_uri: str) -> str | None:
-    """Beside the database in embedded mode, where MLflow's own default is `./mlruns`; a server decides by itself."""
-    database = database_of(tracking_uri)
-    return None if database is None else artifacts_beside(database).as_uri()
-
-
 @contextlib.contextmanager
-def _database_lock(tracking_uri: str) -> Iterator[None]:
+def _database_lock(database: Path | None) -> Iterator[None]:
     """One process at a time creates the tables: two at once leave a half-migrated SQLite file."""
-    database = database_of(tracking_uri)
     if database is None:
         yield
         return
@@ -211,13 +192,12 @@ def _database_lock(tracking_uri: str) -> Iterator[None]:
         yield
 
 
-def _make_database(tracking_uri: str) -> None:
+def _make_database(database: Path) -> None:
     """Create a SQLite store beside its place and rename it. The caller holds the lock.
 
     MLflow runs dozens of migrations on a new file; killed among them, it can never open that file again.
     """
-    database = database_of(tracking_uri)
-    if database is None or database.exists():
+    if database.exists():
         return
     making = database.with_name(f"{database.name}.making")
     for left in database.parent.glob(f"{making.name}*"):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 __all__ = [
     "TRAINING_VIEW",
-    "VIEW_KEY",
-    "VIEW_TAG",
     "artifacts_beside",
     "database_of",
     "mlflow_uri",
@@ -28,12 +26,6 @@ _ADDRESSES = {
 
 TRAINING_VIEW = "?workflowType=machine_learning"
 """Ends the address of a page. Without it MLflow shows the one for language model applications, until a user changes that."""
-
-VIEW_KEY = "penstock"
-"""Name, in the address, of the view of the list of runs that shows their metrics."""
-
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
-"""Tag of an experiment that holds this view, as MLflow's own button for sharing one writes it."""
 
 
 def mlflow_uri(state_dir: Path) -> str:

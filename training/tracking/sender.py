@@ -1,7 +1,7 @@
 """How do metrics reach a tracking server that may be down, while training goes on?
 
 One queue and one daemon thread. Points are sent in their order. A failure that may pass drops none; what the server refuses is
-dropped, with one warning for points. Everything else (tags, artifacts, checkpoints) is an `Operation`: plain data, made so that
+dropped, with one warning for points. Everything else (tags, artifacts) is an `Operation`: plain data, made so that
 doing it twice does no harm. What is not sent yet is kept in an *outbox* file while the server is away.
 """
 
@@ -11,9 +11,10 @@ import itertools
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from enum import Enum
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
@@ -22,7 +23,7 @@ from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.training.events import Point
 
-__all__ = ["Operation", "Outbox", "Sender", "Transport", "Trouble"]
+__all__ = ["OpenRun", "Operation", "Outbox", "Sender"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -72,6 +73,7 @@ class Outbox(Section):
             return cls()
         except ValidationError as error:
             _log.warning("ignoring %s: %s", storage.uri(_OUTBOX), error)
+            storage.delete(_OUTBOX)
             return cls()
 
     def save(self, storage: Storage) -> None:
@@ -82,27 +84,29 @@ class Outbox(Section):
             storage.delete(_OUTBOX)
 
 
-class Trouble(Enum):
-    """The meaning of an exception from the server."""
+class OpenRun(ABC):
+    """A run at a service. Only the sender's thread calls its methods.
 
-    PASSING = "passing"
-    """Down, slow or overloaded: the same request may succeed later."""
-    FINAL = "final"
-    """Understood and refused: the same request will never succeed."""
+    Attributes:
+        last_step: highest step per metric that the service has.
+        status: RUNNING, or what `Tracker.close` set.
+    """
 
+    run_id: str
+    last_step: Mapping[str, int]
+    status: str
 
-class Transport(Protocol):
-    """The server's side; only the sender's thread calls it."""
-
+    @abstractmethod
     def send_points(self, points: list[Point]) -> None:
         """Log the points; logging the same points again must change nothing."""
 
+    @abstractmethod
     def perform(self, operation: Operation) -> None:
         """Do one operation."""
 
-    def judge(self, error: Exception) -> Trouble:
-        """Classify an exception of the two above. Without this method, everything is tried again."""
-        return Trouble.PASSING
+    def is_final(self, error: Exception) -> bool:
+        """Whether an exception of the two above is a refusal, which no second try mends. Without this method none is."""
+        return False
 
 
 class Sender:
@@ -110,14 +114,14 @@ class Sender:
 
     def __init__(
         self,
-        transport: Transport,
+        run: OpenRun,
         outbox: Storage | None = None,
         *,
         delays_s: tuple[float, float] = (0.5, 10.0),
         points_every_s: float = _POINTS_EVERY_S,
     ) -> None:
         """Prepare the queue; `delays_s` is the first and the longest pause after a failure."""
-        self._transport = transport
+        self._at = run
         self._outbox = outbox
         self._first_delay_s, self._longest_delay_s = delays_s
         self._points_every_s = points_every_s
@@ -144,13 +148,13 @@ class Sender:
         """Start sending."""
         self._thread.start()
 
-    def recover(self, left: Outbox) -> list[Point]:
+    def recover(self, left: Outbox, *, goes_on: bool = False) -> list[Point]:
         """Queue the operations that an earlier process left unsent. Returns its points: the caller knows which are still new.
 
-        Call it before `start`; the outbox file is deleted once all is delivered.
+        Call it before `start`; the outbox file is deleted once all is delivered. A run that `goes_on` loses its unsent status.
         """
         with self._changed:
-            self._queue.extend(left.operations)
+            self._queue.extend(each for each in left.operations if not (goes_on and each.kind == "status"))
             self._saved = self._unsaved = bool(left.operations or left.points)
         return [Point(*point) for point in left.points]
 
@@ -166,12 +170,6 @@ class Sender:
             self._queue.append(operation)
             self._unsaved = True
             self._changed.notify_all()
-
-    @property
-    def waiting(self) -> int:
-        """Points and operations not yet on the server."""
-        with self._changed:
-            return len(self._queue)
 
     def drain(self, timeout_s: float) -> int:
         """Wait until all is sent or `timeout_s` has passed. Returns how many points and operations are left."""
@@ -232,7 +230,7 @@ class Sender:
         return points, self._draining > 0
 
     def _deliver(self, chunk: list[Point] | list[Operation]) -> None:
-        """Send one request. A refusal drops what the server will never take; one bad point is dropped alone.
+        """Send one request. A refusal drops it: the server will never take it.
 
         Raises:
             Exception: the same request may succeed later.
@@ -240,20 +238,18 @@ class Sender:
         first = chunk[0]
         try:
             if isinstance(first, Operation):
-                self._transport.perform(first)
+                self._at.perform(first)
             else:
-                self._transport.send_points([item for item in chunk if isinstance(item, Point)])
+                self._at.send_points([item for item in chunk if isinstance(item, Point)])
         except Exception as error:
-            if self._transport.judge(error) is Trouble.PASSING:
+            if not self._at.is_final(error):
                 raise
-            if len(chunk) > 1:
-                self._deliver(chunk[: len(chunk) // 2])
-                self._deliver(chunk[len(chunk) // 2 :])
-            elif isinstance(first, Operation):
+            if isinstance(first, Operation):
                 _log.warning("the tracking server refuses %s: %s", first.kind, first_line(error))
             elif not self._warned:
                 self._warned = True
-                _log.warning("the tracking server refuses points, from step %d on: %s", first.step, first_line(error))
+                text = "the tracking server refuses %d points, from step %d on, and maybe later ones: %s"
+                _log.warning(text, len(chunk), first.step, first_line(error))
 
     def _sent(self, chunk: list[Point] | list[Operation]) -> None:
         with self._changed:
@@ -288,8 +284,10 @@ class Sender:
             points = ((item.t_ms, item.step, dict(item.values)) for item in self._queue if isinstance(item, Point))
             kept = tuple(itertools.islice(points, None if everything else _KEPT_POINTS))
             self._unsaved = False
+        self._saved |= bool(operations or kept)  # also where it is written and the answer is lost
         try:
-            Outbox(operations=operations, points=kept).save(self._outbox)
+            if self._saved:
+                Outbox(operations=operations, points=kept).save(self._outbox)
             self._saved = bool(operations or kept)
         except Exception as error:  # a storage that fails must not end the thread that sends
             _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), first_line(error))

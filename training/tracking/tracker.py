@@ -1,8 +1,8 @@
 """How does a run reach a tracking service: its metrics, checkpoints and documents? One object for all attempts of a run.
 
-A service brings a subclass of `Tracker` and a `Transport` (training/tracking/sender.py). Points and operations go through one
+A service brings a subclass of `Tracker` and of `OpenRun` (training/tracking/sender.py). Points and operations go through one
 queue. The operations are `tags` (tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name,
-digest, uri, schema, context, profile), `checkpoints` (present: a list of name, step, epoch, uri, metrics), `status` (status).
+digest, uri, schema, context, profile), `status` (status).
 
 No method but `open` fails because of the service, and only `drain` and `close` wait for it, so tracking trouble never reaches
 training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
@@ -12,14 +12,13 @@ far are taken.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -31,9 +30,9 @@ from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
-from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
+from penstock.training.tracking.sender import OpenRun, Operation, Outbox, Sender
 
-__all__ = ["OpenRun", "RunStatus", "Tracker"]
+__all__ = ["RunStatus", "Tracker"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -42,36 +41,20 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """Status of a run without a process; with one it is RUNNING."""
 
 
-@dataclass(frozen=True)
-class OpenRun:
-    """A run at a service.
-
-    Attributes:
-        transport: performs the operations of the queue on this run.
-        last_step: highest step per metric that the service has.
-        status: RUNNING, or what `close` set.
-    """
-
-    run_id: str
-    transport: Transport
-    last_step: Mapping[str, int]
-    status: str
-
-
 class Tracker(ABC):
     """The driver's way to one tracked run. Thread-safe. Make it with `open`, end it with `close`.
 
     A subclass brings `default_uri`, `begin` and `find`.
     """
 
-    def __init__(self, run: OpenRun, tracking_uri: str, sender: Sender, attempt: int) -> None:
+    def __init__(self, run: OpenRun, tracking_uri: str, sender: Sender) -> None:
         self.run = run
         self.tracking_uri = tracking_uri
         self.run_id = run.run_id
-        self.attempt = attempt
         self._sender = sender
         self._lock = threading.Lock()
         self._last_step = dict(run.last_step)
+        self._was_finished = run.status == "FINISHED"  # which was sent behind all points
         self._closed = False
 
     @classmethod
@@ -100,11 +83,6 @@ class Tracker(ABC):
     @property
     def url(self) -> str | None:
         """The run's page on a server; None without one."""
-        return None
-
-    @property
-    def list_url(self) -> str | None:
-        """The page on the server that lists the runs of the experiment; None without one."""
         return None
 
     def fit_key(self, key: str) -> str:
@@ -139,11 +117,9 @@ class Tracker(ABC):
             ServiceError: the service does not answer or refuses.
         """
         run = cls.begin(tracking_uri, experiment, run_name, run_id, begun=attempt > 1)
-        sender = Sender(run.transport, outbox)
-        tracker = cls(run, tracking_uri, sender, attempt)
-        left = Outbox.load(outbox)
-        valid = tuple(operation for operation in left.operations if operation.kind != "status")  # the run goes on
-        tracker.points(sender.recover(left.model_copy(update={"operations": valid})))
+        sender = Sender(run, outbox)
+        tracker = cls(run, tracking_uri, sender)
+        tracker.points(sender.recover(Outbox.load(outbox), goes_on=True))
         sender.start()
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
@@ -170,8 +146,8 @@ class Tracker(ABC):
         """
         try:
             run = cls.find(tracking_uri, run_id)
-            sender = Sender(run.transport, outbox)
-            tracker = cls(run, tracking_uri, sender, attempt=0)
+            sender = Sender(run, outbox)
+            tracker = cls(run, tracking_uri, sender)
             left = Outbox.load(outbox)
             tracker.points(sender.recover(left))
             tracker.points(points)
@@ -187,15 +163,15 @@ class Tracker(ABC):
             _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), first_line(error))
             return "UNKNOWN"
 
-    @property
-    def unsent(self) -> int:
-        """Points and operations the server does not have yet."""
-        return self._sender.waiting
+    def newest_step(self) -> int:
+        """The highest step of a point, sent or queued; 0 without one."""
+        with self._lock:
+            return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0)
 
     def complete_step(self) -> int:
         """The step up to which every point is sent or queued: the journal is needed from there on only. -1 for none."""
-        with self._lock:  # points leave in order, so only those of the highest step may be partly missing
-            return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0) - 1
+        # Points leave in order, so only those of the highest step may be partly missing.
+        return self.newest_step() - (not self._was_finished)
 
     def points(self, points: Iterable[Point]) -> None:
         """Queue points in order; values at a step not above the last one of that metric are left out."""
@@ -215,11 +191,9 @@ class Tracker(ABC):
                     self._last_step.pop(self.fit_key(name), None)
         self.points([Point(time.time_ns() // 1_000_000, step, values)])
 
-    def log_machine(self, t_ms: int, values: Mapping[str, float]) -> None:
-        """Queue a sample of the machine that trains, `system/<name>` to value. Samples are counted over all attempts."""
-        with self._lock:
-            sample = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
-        self.points([Point(t_ms, sample, values)])
+    def charting_machine(self) -> AbstractContextManager[None]:
+        """Chart the load of this machine, as `system/<name>`, in the block, where the service can."""
+        return nullcontext()
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags on the run; values other than strings become JSON.
@@ -235,16 +209,11 @@ class Tracker(ABC):
 
     def log_text(self, name: str, text: str) -> None:
         """Store text as the artifact `name`."""
-        self._artifact(name, redact_text(text).encode())
+        self.log_figure(name, redact_text(text).encode())
 
-    def log_figure(self, name: str, figure: Any) -> None:
-        """Store encoded bytes, or anything with matplotlib's `savefig`, as the artifact `name`, whose suffix is the format."""
-        if isinstance(figure, bytes):
-            self._artifact(name, figure)
-            return
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
-        self._artifact(name, buffer.getvalue())
+    def log_figure(self, name: str, content: bytes) -> None:
+        """Store an encoded figure, or any bytes, as the artifact `name`."""
+        self._put("artifact", True, name=name, content=_encoded(content))
 
     def log_dataset(
         self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
@@ -268,18 +237,14 @@ class Tracker(ABC):
         )
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show exactly the checkpoints that are there now."""
-        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
-
-    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        manifest = checkpoint.manifest
-        return {
-            "name": checkpoint.name,
-            "step": manifest.step,
-            "epoch": manifest.epoch,
-            "uri": redact_text(checkpoint.storage.uri()),
-            "metrics": {self.fit_key(key): float(value) for key, value in manifest.metrics.items() if value is not None},
-        }
+        """Replace the artifact `checkpoints.json`: exactly the checkpoints that are there now, by step."""
+        described = [
+            {"name": each.name, "uri": redact_text(each.storage.uri())}
+            | each.manifest.model_dump(mode="json", include={"step", "epoch", "metrics"})
+            for each in sorted(present, key=lambda each: each.manifest.step)
+        ]
+        # In its order: an older list must not overwrite a newer one.
+        self._put("artifact", name="checkpoints.json", content=_encoded(json.dumps(described, indent=1).encode()))
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Wait for the queue. Returns how many points and operations are still unsent."""
@@ -317,11 +282,12 @@ class Tracker(ABC):
                 self._last_step[key] = point.step
         return Point(point.t_ms, point.step, fresh)
 
-    def _artifact(self, name: str, content: bytes) -> None:
-        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
-
     def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
         self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _as_text(value: Any) -> str:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 from penstock.flows.preflight.checks import Preflight, check_recipe
 from penstock.flows.run.open_attempt import RayOnDemand
-from penstock.flows.run.reporter import make_reporter
+from penstock.flows.run.reporter import ConsoleReporter
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import prepare_environment
 from penstock.flows.spec_file import LoadedSpec
-from penstock.flows.verbs.probe.reading import NODE_CACHE, OTHER, read_rank, readings_of, summarize
+from penstock.flows.verbs.probe.reading import OTHER, read_rank, summarize
 from penstock.flows.verbs.run import raise_interrupted_on_stop
-from penstock.lease import current_holder, hold_lease
 from penstock.machine.process import ProcessIdentity
 from penstock.machine.stopping import StopRequest, stopping_on_signals
-from penstock.storage import Storage
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.records.keys import stage_keys
@@ -33,12 +30,11 @@ from penstock.tasks.train import make_job
 from penstock.training.on_ray.trainer import train
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["ADVICE", "probe_pipeline", "scratch_folder"]
+__all__ = ["ADVICE", "probe_pipeline"]
 
 ADVICE = {
-    "fetch": "shards come from the store: larger ones (materialize.shard_bytes), another order (shuffle), or a nearer store",
-    NODE_CACHE: "the node's cache is smaller than what is read, and shards are fetched again and again: raise "
-    "PENSTOCK_CACHE_BYTES or give PENSTOCK_CACHE_DIR a larger disk",
+    "fetch": "shards come from the store: larger ones (materialize.shard_bytes), another order (shuffle), a nearer store; if "
+    "more bytes are fetched than the split has, a larger cache (PENSTOCK_CACHE_BYTES, PENSTOCK_CACHE_DIR)",
     "read": "files or shards are opened and parsed: materialize.cache: memory, or more workers",
     "decode": "images are decoded while they are read; decode_image: {keep: pixels} with a cache decodes once",
     "transform": "the transforms run while training reads: materialize.cache: disk runs them once",
@@ -70,7 +66,7 @@ def probe_pipeline(loaded: LoadedSpec, report: Callable[[str], None]) -> dict[st
     check_recipe(preflight.project)
     if ray_address() is None:
         _ = preflight.machine
-    reporter, stopping = make_reporter(), StopRequest()
+    reporter, stopping = ConsoleReporter(), StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(raise_interrupted_on_stop(stopping))
         stack.enter_context(stopping_on_signals(stopping))
@@ -116,29 +112,16 @@ def _context(loaded: LoadedSpec, reporter: Reporter, stopping: StopRequest, need
 def _read(ctx: RunContext) -> dict[str, Any]:
     own_cluster = ctx.need_ray()
     split_bytes = ctx.manifest.table.size_bytes.get("train", 0)
-    with scratch_folder(ctx.storage) as scratch:
-        job = replace(make_job(ctx), run_storage=scratch)
-        ctx.stopping.graceful = True
-        try:
-            train(job, stop=ctx.stopping.stop, listener=lambda _events: None, own_cluster=own_cluster, work=read_rank)
-            ctx.stopping.check()
-            return summarize(readings_of(scratch), split_bytes)
-        finally:
-            ctx.stopping.graceful = False
-
-
-@contextmanager
-def scratch_folder(storage: Storage) -> Iterator[Storage]:
-    """Make a folder for the ranks' readings, and delete it with those of probes that were killed."""
-    for name in storage.list("probes"):
-        if current_holder(storage, f"probes/{name}/lease") is None:
-            storage.delete(f"probes/{name}")
-    own = f"probes/{uuid.uuid4().hex[:12]}"
+    own = f"probes/{uuid.uuid4().hex[:12]}"  # the workers check that they see the storage
+    job = replace(make_job(ctx), run_storage=ctx.storage.child(own))
+    ctx.stopping.graceful = True
     try:
-        with hold_lease(storage, f"{own}/lease"):
-            yield storage.child(own)
+        outcome = train(job, stop=ctx.stopping.stop, listener=lambda _events: None, own_cluster=own_cluster, work=read_rank)
+        ctx.stopping.check()
+        return summarize(outcome.returned or (), split_bytes)
     finally:
-        storage.delete(own)
+        ctx.stopping.graceful = False
+        ctx.storage.delete(own)
 
 
 def _lines(result: dict[str, Any], spec: PipelineSpec) -> list[str]:

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.flows.verbs.probe.clock import PhaseClock, counting
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.phases import PHASES, Phase, fetched_so_far
-from penstock.storage import Storage
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
@@ -30,23 +30,17 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.state import TrainState
 
-__all__ = ["NODE_CACHE", "OTHER", "RankReading", "read_rank", "readings_of", "summarize"]
+__all__ = ["OTHER", "RankReading", "read_rank", "summarize"]
 
 
 READ_S = 10.0
 """The workers read at most so long beyond their first batch."""
 
 EPOCHS, LEAST_S = 2, 1.0
-"""Small data is read for so many epochs, since the second one shows what caches keep, and for so long."""
+"""Small data is read for so many epochs, since the second one shows what caches keep, and at least for so long."""
 
-NODE_CACHE, OTHER = "node cache", "other"
-"""Places besides those of `penstock.ingest.phases`: shards that were evicted are fetched again; and seconds without a phase,
-such as finding rows' numbers, cutting batches apart and handing them over."""
-
-FETCHED_AGAIN = 1.2
-"""A node that fetches more than so many times the split's bytes has evicted shards that it needed again."""
-
-_READINGS = "readings.json"
+OTHER = "other"
+"""Seconds without a phase, such as finding rows' numbers, cutting batches apart and handing them over."""
 
 
 class RankReading(Section):
@@ -67,28 +61,22 @@ class RankReading(Section):
     epochs: float
     """1.5 is in the middle of the second epoch."""
     phases: dict[Phase, float] = Field(default_factory=dict)
-    """Seconds by place over the first two epochs, the first batch included, but for its wait for Ray's processes."""
+    """Seconds by place, the first batch included, but for its wait for Ray's processes."""
     phases_s: float
     fetched_bytes: int = 0
     """Bytes of shards that came into the node's cache."""
 
 
 def read_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
-    """Read as one rank of `group` and leave all readings in the job's run storage. A collective.
+    """Read as one rank of `group` and return the readings of all. A collective.
 
     Takes the place of `penstock.training.on_ray.worker.run_rank`, with its arguments.
     """
     make_deterministic(job.spec.cpus_per_worker)
     reading = _read(job, group, 0.0 if group.from_first(stop) else READ_S)
     everyones = group.everyones({"reading": reading.model_dump_json()})
-    if group.is_first:
-        job.run_storage.write_json(_READINGS, [json.loads(each["reading"]) for each in everyones])
-    return RankResult("finished", TrainState(), "bit-exact", None, None)
-
-
-def readings_of(run_storage: Storage) -> list[RankReading]:
-    """Return what the ranks left, in rank order."""
-    return [RankReading.model_validate(each) for each in run_storage.read_json(_READINGS)]
+    returned = tuple(json.loads(each["reading"]) for each in everyones)
+    return RankResult("finished", TrainState(), "bit-exact", None, None, returned)
 
 
 def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
@@ -104,7 +92,6 @@ def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
         next(batches, None)
         _wait_for_copies(clock, group.device)
         first = {**clock.take(), "tasks": 0.0}
-        later, later_s = None, 0.0
         asked_s = first_s = time.perf_counter()
         for epoch, batch in batches:
             _wait_for_copies(clock, group.device)
@@ -113,14 +100,10 @@ def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
             epochs = epoch + batch.position / feed.num_rows
             asked_s = time.perf_counter()
             read_s = asked_s - first_s
-            if later is None and epochs >= EPOCHS:
-                later, later_s = clock.take(), read_s
             if read_s > limit_s or (epochs >= EPOCHS and read_s > LEAST_S):
                 break
-        seconds = time.perf_counter() - first_s
+        seconds, later = time.perf_counter() - first_s, clock.take()
     batches.close()
-    if later is None:
-        later, later_s = clock.take(), seconds
     seen = np.array(waits or [0.0])
     return RankReading(
         rank=group.rank,
@@ -134,7 +117,7 @@ def _read(job: TrainJob, group: Group, limit_s: float) -> RankReading:
         longest_s=float(seen.max()),
         epochs=epochs,
         phases={name: first[name] + later[name] for name in PHASES},
-        phases_s=sum(first.values()) + later_s,
+        phases_s=sum(first.values()) + seconds,
         fetched_bytes=fetched_so_far().bytes - before.bytes,
     )
 
@@ -164,12 +147,14 @@ def _wait_for_copies(clock: PhaseClock, device: torch.device) -> None:
         clock.leave()
 
 
-def summarize(ranks: Sequence[RankReading], split_bytes: int) -> dict[str, Any]:
+def summarize(readings: Sequence[Any], split_bytes: int) -> dict[str, Any]:
     """Combine the readings of all ranks to what `penstock probe --json` prints of them.
 
     Args:
+        readings: as `read_rank` returns them, in rank order.
         split_bytes: of the train split's shards; 0 where it has none.
     """
+    ranks = [RankReading.model_validate(each) for each in readings]
     total_s = sum(rank.phases_s for rank in ranks) or 1e-9
     shares: dict[str, float] = {}
     by_host: dict[str, int] = {}
@@ -180,8 +165,6 @@ def summarize(ranks: Sequence[RankReading], split_bytes: int) -> dict[str, Any]:
     shares = {name: share for name, share in shares.items() if share > 0}
     shares[OTHER] = max(0.0, 1 - sum(shares.values()))
     place = max(shares, key=shares.__getitem__)
-    if place == "fetch" and split_bytes and max(by_host.values()) > FETCHED_AGAIN * split_bytes:
-        place = NODE_CACHE
     return {
         "rows_per_s": sum(rank.rows for rank in ranks) / (max(rank.seconds for rank in ranks) or 1e-9),
         "worker_mib_per_s": sum(rank.bytes / 2**20 / (rank.seconds or 1e-9) for rank in ranks) / len(ranks),

@@ -3,79 +3,59 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import PositiveInt
 
-from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.images import class_of, refuse_without_class
-from penstock.ingest.formats.reader import FileFacts, Reader, library, reading
+from penstock.ingest.formats.images import ImageReader
+from penstock.ingest.formats.reader import FileFacts, library, reading
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["AudioFormat", "AudioOptions", "AudioReader"]
+__all__ = ["AudioFormat", "AudioReader"]
 
 _UNKNOWN_SIZE = 0x7FFFFF00
 
 _COLUMNS = {"audio": pa.large_list(pa.float32()), "sample_rate": pa.int32(), "label": pa.string(), "path": pa.string()}
 
 
-class AudioOptions(Section):
-    """How sound files become numbers.
-
-    A row is a file: column `audio` holds its samples, float32 from -1 to 1, `sample_rate` how many a second has, `path` its
-    name, and `label` the name of the first folder below the root. Files differ in length: `ragged: {columns: [audio]}`.
-    """
-
-    channels: Literal["mean", "first"] = "mean"
-    """What becomes of several channels: their mean, or the first one alone."""
-    sample_rate: PositiveInt | None = None
-    """Refuse files of another rate; without it they may differ. Nothing is resampled."""
-
-
 class AudioFormat(Format):
-    """One sound a file (WAV, FLAC, Ogg), in folders named after their classes."""
+    """One sound a file (WAV, FLAC, Ogg), in folders named after their classes.
+
+    Column `audio` holds its samples, float32 from -1 to 1, of several channels their mean, `sample_rate` how many a second has,
+    `path` its name, and `label` the name of the first folder below the root. Files differ in length: the transform `ragged`.
+    """
 
     extensions = (".wav", ".flac", ".ogg")
     libraries = ("soundfile",)
-    Options = AudioOptions
     folder_columns = False
     identity = ("audio",)
     not_features = ("path",)
 
-    def reader(self, data: DataSpec, options: AudioOptions) -> AudioReader:
+    def reader(self, data: DataSpec, options: None) -> AudioReader:
         """Read a file a row."""
-        return AudioReader(data, options)
+        return AudioReader(data)
 
 
-class AudioReader(Reader):
-    """One row per sound file."""
+class AudioReader(ImageReader):
+    """One row per sound file, with the class and the path of an image."""
 
-    one_row_per_file = True
-    in_name = frozenset({"label", "path"})
-
-    def __init__(self, data: DataSpec, options: AudioOptions) -> None:
-        self._needs_class, self._options = data.label == "label", options
+    inspects_rows = True
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the file, which alone shows that it is whole."""
         samples, _ = self._samples(file)
-        if self._needs_class:
-            refuse_without_class(file)
-        return FileFacts(_COLUMNS, 1, row_bytes=samples.nbytes)
+        return super().inspect(file)._replace(columns=_COLUMNS, row_bytes=samples.nbytes)
 
-    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
-        """Yield the one row."""
-        row = {"label": class_of(file), "path": file.name}
-        if {"audio", "sample_rate"} & {*schema.names}:
-            row["audio"], row["sample_rate"] = self._samples(file)  # type: ignore[assignment]
-        yield pa.table([pa.array([row[field.name]], field.type) for field in schema], schema=schema)
+    def content(self, file: SourceFile, names: Collection[str]) -> dict[str, Any]:
+        """Return the samples of the row, and how many a second has, if either is among the columns to read."""
+        columns = "audio", "sample_rate"
+        return dict(zip(columns, self._samples(file), strict=True)) if {*columns} & {*names} else {}
 
     def _samples(self, file: SourceFile) -> tuple[np.ndarray, int]:
         soundfile = library("soundfile", "audio", "audio")
@@ -86,13 +66,7 @@ class AudioReader(Reader):
         if missing or not len(frames) or (lacking := _bytes_missing(content)):
             lack = f"{lacking} bytes" if not missing and len(frames) else f"{missing} of its samples"
             raise DataError(f"{file.uri}: cut off, or empty: {lack} are missing", next_step="fetch it again")
-        if self._options.sample_rate not in (None, rate):
-            raise DataError(
-                f"{file.uri}: has {rate} samples a second, and data.audio.sample_rate is {self._options.sample_rate}",
-                next_step=f"convert it, as in: sox {file.name} -r {self._options.sample_rate} OUT",
-            )
-        mixed = frames.mean(axis=1, dtype=np.float64).astype(np.float32) if self._options.channels == "mean" else frames[:, 0]
-        return mixed, rate
+        return frames.mean(axis=1, dtype=np.float64).astype(np.float32), rate
 
 
 def _bytes_missing(content: bytes) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib import format as npy
 
-from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import SourceFile
@@ -20,30 +19,21 @@ from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Reader, conform, reading
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["NumpyFormat", "NumpyOptions", "NumpyReader"]
+__all__ = ["NumpyFormat", "NumpyReader"]
 
 _TABLE_BYTES = 16 << 20
 
 _SHAPE_AND_ORDER = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-class NumpyOptions(Section):
-    """What the arrays of numpy's files are called."""
-
-    column: str = "x"
-    """The column of an .npy file that holds one plain array. Those of an .npz file have names, and so do the fields of a
-    structured array."""
-
-
 class NumpyFormat(Format):
-    """Arrays whose first axis is the rows: an .npz is a column per array, an .npy one column, or one per field."""
+    """Arrays whose first axis is the rows: an .npz is a column per array, an .npy the column `x`, or one per field."""
 
     extensions = (".npy", ".npz")
-    Options = NumpyOptions
 
-    def reader(self, data: DataSpec, options: NumpyOptions) -> NumpyReader:
+    def reader(self, data: DataSpec, options: None) -> NumpyReader:
         """Read arrays."""
-        return NumpyReader(options.column, data.read_columns)
+        return NumpyReader(data.read_columns)
 
 
 class _Array(NamedTuple):
@@ -65,8 +55,8 @@ class _Array(NamedTuple):
 class NumpyReader(Reader):
     """Arrays, some rows of all of them at a time."""
 
-    def __init__(self, column: str, columns: list[str] | None) -> None:
-        self._column, self._wanted = column, columns
+    def __init__(self, columns: list[str] | None) -> None:
+        self._wanted = columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the headers, and the file's size."""
@@ -121,7 +111,7 @@ class NumpyReader(Reader):
                     found = {name: found[name] for name in self._wanted}  # others may be of other rows
             else:
                 source.seek(0)
-                found = {self._column: _opened(file, self._column, source)}
+                found = {"x": _opened(file, "x", source)}
             rows = {name: array.shape[0] for name, array in found.items()}
             if len(set(rows.values())) != 1:
                 raise DataError(

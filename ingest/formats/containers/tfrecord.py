@@ -5,12 +5,15 @@ Source: the layout in tensorflow/core/lib/io/record_writer.h and tensorflow/core
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import promote
@@ -26,6 +29,19 @@ _TABLE_BYTES = 16 << 20
 
 _KINDS = {1: pa.binary(), 2: pa.float32(), 3: pa.int64()}
 """Field of a Feature -> type of its values."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+
+_MESSAGES: dict[str, dict[str, Any]] = {
+    "Bytes": {"value": _FIELD.TYPE_BYTES},
+    "Floats": {"value": _FIELD.TYPE_FLOAT},
+    "Integers": {"value": _FIELD.TYPE_INT64},
+    "Feature": {"bytes_list": "Bytes", "float_list": "Floats", "int64_list": "Integers"},
+    "Entry": {"key": _FIELD.TYPE_STRING, "value": "Feature"},
+    "Features": {"feature": "Entry"},
+    "Example": {"features": "Features"},
+}
+"""Message -> its fields, numbered from 1, with their types."""
 
 Features = dict[str, tuple[int, list[Any]]]
 """Name -> (field of the Feature, values)."""
@@ -87,7 +103,7 @@ class TFRecordReader(Reader):
             for number, record in enumerate(_records(stream)):
                 try:
                     held.append(_features(record))
-                except (ValueError, LookupError, struct.error) as error:
+                except (ValueError, DecodeError) as error:
                     raise DataError(
                         f"{file.uri}: record {number} (from 0) is not a tf.train.Example: {error}",
                         next_step="write tf.train.Example records, or read others in a function: data.format: python",
@@ -128,67 +144,42 @@ def _column(field: pa.Field, examples: list[Features]) -> pa.Array:
 
 
 def _features(record: bytes) -> Features:
-    """Parse the features of an Example. Raises ValueError, IndexError or struct.error if it is not one."""
+    """Parse the features of an Example. Raises ValueError or protobuf's DecodeError if it is not an Example.
+
+    Protobuf keeps a field that a message lacks, or that is written as another type, apart from its values.
+    """
     found: Features = {}
-    for number, features in _message(record):
-        if number != 1:
-            raise ValueError(f"it has a field {number}")
-        for _, entry in _message(features):
-            parts = dict(_message(entry))
-            if 1 not in parts:
-                raise ValueError("an entry has no name")
-            name, feature = bytes(parts[1]).decode(), parts.get(2, b"")
-            for kind, values in _message(feature):
-                found[name] = kind, list(_values(kind, values))
+    example = _example_class().FromString(record)
+    _refuse_unknown(example)
+    _refuse_unknown(example.features)
+    for entry in example.features.feature:
+        if not entry.HasField("key"):
+            raise ValueError("an entry has no name")
+        if not isinstance(entry.key, str):
+            raise ValueError(f"the feature name {entry.key!r} is not UTF-8")
+        _refuse_unknown(entry)
+        _refuse_unknown(entry.value)
+        for field, values in entry.value.ListFields():
+            _refuse_unknown(values)
+            found[entry.key] = field.number, list(values.value)
     return found
 
 
-def _values(kind: int, message: bytes) -> Iterator[Any]:
-    for number, value in _message(message):
-        if kind not in _KINDS or number != 1:
-            raise ValueError(f"it has a list of kind {kind}")
-        if kind == 1:
-            yield value
-        elif kind == 2:
-            yield from np.frombuffer(value, "<f4").tolist()  # packed, or one value
-        elif isinstance(value, int):
-            yield _signed(value)
-        else:
-            position = 0
-            while position < len(value):
-                found, position = _varint(value, position)
-                yield _signed(found)
+def _refuse_unknown(message: Any) -> None:
+    if unknown := [field.field_number for field in UnknownFieldSet(message)]:
+        raise ValueError(f"its {message.DESCRIPTOR.name} has a field {unknown[0]} that is unknown or of another type")
 
 
-def _message(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Return (field number, value) of a message: bytes, or an int for a varint."""
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        wire = tag & 7
-        if wire == 0:
-            value, position = _varint(data, position)
-            yield tag >> 3, value
-            continue
-        length = {1: 8, 5: 4}.get(wire)
-        if wire == 2:
-            length, position = _varint(data, position)
-        if length is None or position + length > len(data):
-            raise ValueError("its parts do not fit")
-        yield tag >> 3, data[position : position + length]
-        position += length
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+@functools.cache
+def _example_class() -> Any:
+    """Make the message class from its definition: that of TensorFlow needs TensorFlow."""
+    file = descriptor_pb2.FileDescriptorProto(name="penstock/example.proto", package="penstock")
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for number, (name, kind) in enumerate(fields.items(), 1):
+            of = {"type": kind} if isinstance(kind, int) else {"type": _FIELD.TYPE_MESSAGE, "type_name": f".penstock.{kind}"}
+            repeated = name in ("value", "feature") and message != "Entry"
+            described.field.add(name=name, number=number, label=3 if repeated else 1, **of)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("penstock.Example"))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import DataError
-from penstock.ingest.columns.casts import canonical_type, cast_array, promote
+from penstock.ingest.columns.casts import canonical_type, promote
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream
 from penstock.ingest.formats.format import Format
@@ -182,11 +182,7 @@ def _column(file: SourceFile, name: str, samples: list[dict[str, Any]], first_ro
         return pa.array([value.tolist() if isinstance(value, np.ndarray) else value for value in values], nested)
     images = any(isinstance(value, dict) and value.keys() == {"bytes", "path"} for value in values)
     try:
-        return (
-            cast_array(pa.array(values, _IMAGE_TYPE) if images else pa.array(values), _IMAGE_TYPE)
-            if images
-            else pa.array(values)
-        )
+        return pa.array(values, _IMAGE_TYPE if images else None)
     except (pa.ArrowException, OverflowError) as error:
         raise DataError(
             f"{file.uri}: samples {first_row} to {first_row + len(samples) - 1} (from 0): {name!r} holds values of several "

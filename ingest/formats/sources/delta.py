@@ -14,8 +14,8 @@ from pydantic import NonNegativeInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.formats.reader import library
-from penstock.ingest.formats.sources.kept import KeptFormat, Origin, TableFiles
-from penstock.ingest.formats.sources.table_files import TableReader, plain_files
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin
+from penstock.ingest.formats.sources.table_files import TableFiles, plain_files
 from penstock.ingest.formats.sources.tables import address_of, naming, object_store_options
 from penstock.ingest.spec import DataSpec
 
@@ -53,10 +53,6 @@ class DeltaFormat(KeptFormat):
             lambda: naming("Delta table", uri),
             lambda: _files(table, uri),
         )
-
-    def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:
-        """Read the table's files, or those that its rows were written to."""
-        return TableReader()
 
 
 def _files(table: Any, uri: str) -> TableFiles | None:

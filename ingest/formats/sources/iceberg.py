@@ -11,8 +11,8 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.formats.reader import library
-from penstock.ingest.formats.sources.kept import KeptFormat, Origin, TableFiles
-from penstock.ingest.formats.sources.table_files import TableReader, plain_files
+from penstock.ingest.formats.sources.kept import KeptFormat, Origin
+from penstock.ingest.formats.sources.table_files import TableFiles, plain_files
 from penstock.ingest.formats.sources.tables import address_of, naming
 from penstock.ingest.spec import DataSpec
 
@@ -56,10 +56,6 @@ class IcebergFormat(KeptFormat):
             lambda: naming("Iceberg table", target),
             lambda: _files(table, scan),
         )
-
-    def reader(self, data: DataSpec, options: IcebergOptions) -> TableReader:
-        """Read the table's files, or those that its rows were written to."""
-        return TableReader()
 
 
 def _files(table: Any, scan: Any) -> TableFiles | None:

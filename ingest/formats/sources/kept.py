@@ -8,74 +8,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError
-from penstock.ingest.files.listing import Listing, SourceFile, fingerprints, list_source, listing_problem
-from penstock.ingest.files.opening import probe_endpoint
+from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.arrow_files import write_rows
 from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.sources.table_files import TableFiles, TableReader
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.progress import announce_wait
-from penstock.storage import Storage, filesystem_of
+from penstock.storage import Storage
 from penstock.stores import is_local
 
-__all__ = ["KeptFormat", "Origin", "TableFiles"]
-
-
-_LOOKS = 16
-"""Files asked for at the same time."""
-
-
-class TableFiles(Section):
-    """The files that a table's log names, where the table is nothing but files."""
-
-    root: str
-    """Folder or URL."""
-    names: tuple[str, ...]
-    """Below the root."""
-    types: dict[str, str]
-    """Column in the names of the folders -> its type as text."""
-
-    def listed(self, split: Split) -> list[SourceFile]:
-        """Return the files as they are now. Raises DataError, ServiceError."""
-        probe_endpoint(self.root)
-        fs, root = filesystem_of(self.root)
-        names = sorted(self.names)
-
-        def found(name: str) -> dict[str, Any]:
-            try:
-                return fs.info(f"{root}/{name}")  # type: ignore[no-any-return]
-            except FileNotFoundError as error:
-                raise DataError(
-                    f"{self.root}/{name}: is gone, and the table's log names it",
-                    next_step="name a newer version of the table; what cleans it up (VACUUM, expire_snapshots) takes old "
-                    "ones away",
-                ) from error
-            except Exception as error:  # every store has errors of its own
-                raise listing_problem(f"data.{split}", f"{self.root}/{name}", error) from error
-
-        with ThreadPoolExecutor(_LOOKS) as pool:
-            infos = dict(zip((f"{root}/{name}" for name in names), pool.map(found, names), strict=True))
-        prints = fingerprints(fs, infos, by_content=is_local(self.root))
-        return [
-            SourceFile(
-                uri=f"{self.root}/{name}",
-                name=name,
-                location=split,
-                size_bytes=int(info["size"] or 0),
-                fingerprint=fingerprint,
-                folder_types=tuple(sorted(self.types.items())),
-            )
-            for name, info, fingerprint in zip(names, infos.values(), prints, strict=True)
-        ]
+__all__ = ["KeptFormat", "Origin"]
 
 
 class Origin(NamedTuple):
@@ -141,6 +91,10 @@ class KeptFormat(Format):
         found = list_source(data.model_copy(update=update), base_dir, self.extensions, known)
         files = [file.model_copy(update={"state": states[file.location]}) for file in found.files]
         return Listing(files, found.left_out)
+
+    def reader(self, data: DataSpec, options: Any) -> TableReader:
+        """Read the files that the rows were written to, or those of a table."""
+        return TableReader()
 
     def forget_others(self, files: Sequence[SourceFile], storage: Storage) -> None:
         """Delete what is kept of other sources, or of other states of them, than `files`, which `listing` gave."""

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import PositiveInt
 
 from penstock.config import Section
-from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.reader import library
 from penstock.ingest.formats.sources.kept import KeptFormat, Origin
 from penstock.ingest.formats.sources.tables import address_of, naming, object_store_options
@@ -46,10 +45,6 @@ class LanceFormat(KeptFormat):
             f"version-{version}",
             reading=lambda: naming("Lance dataset", uri),
         )
-
-    def reader(self, data: DataSpec, options: LanceOptions) -> ArrowReader:
-        """Read the files that the rows were written to."""
-        return ArrowReader()
 
 
 def _dataset(uri: str, version: int | None) -> Any:

@@ -13,7 +13,6 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError, PenstockError
-from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.sources.kept import KeptFormat, Origin
 from penstock.ingest.spec import DataSpec
 from penstock.messages import describe_error
@@ -42,10 +41,6 @@ class PythonFormat(KeptFormat):
 
     pins = ("fingerprint",)
     Options = PythonOptions
-
-    def reader(self, data: DataSpec, options: PythonOptions) -> ArrowReader:
-        """Read the files that the rows were written to."""
-        return ArrowReader()
 
     def origin(self, data: DataSpec, target: str, base_dir: Path, code_files: Sequence[str]) -> Origin:
         """Return the function, known by its code, its params and the fingerprint."""

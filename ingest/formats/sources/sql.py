@@ -14,7 +14,6 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError, PreflightError
-from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.sources.kept import KeptFormat, Origin
 from penstock.ingest.formats.sources.tables import naming
 from penstock.ingest.spec import DataSpec
@@ -62,10 +61,6 @@ class SqlFormat(KeptFormat):
         version = f"snapshot-{options.snapshot}" if options.snapshot else ""
         identity = ["sql", query, database, options.snapshot]
         return Origin(identity, lambda: _rows(url, query), version, reading=lambda: naming("query", shorten(query)))
-
-    def reader(self, data: DataSpec, options: SqlOptions) -> ArrowReader:
-        """Read the files that the rows were written to."""
-        return ArrowReader()
 
 
 def _query(target: str, base_dir: Path) -> str:

@@ -8,28 +8,74 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.config import Section
+from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type
 from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.files.listing import SourceFile, values_in_folders
-from penstock.ingest.files.opening import open_input
+from penstock.ingest.files.listing import SourceFile, fingerprints, listing_problem, values_in_folders
+from penstock.ingest.files.opening import STORE_REQUESTS, open_input, probe_endpoint
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.parquet import ParquetReader
 from penstock.ingest.formats.reader import FileFacts, Reader
-from penstock.ingest.formats.sources.kept import TableFiles
+from penstock.ingest.schema import Split
+from penstock.storage import filesystem_of
+from penstock.stores import is_local
 
-__all__ = ["TableReader", "plain_files"]
-
-_LOOKS = 16
-"""Footers that are read at the same time."""
+__all__ = ["TableFiles", "TableReader", "plain_files"]
 
 _FROM_TEXT: tuple[Callable[[pa.DataType], bool], ...] = (pa.types.is_string, pa.types.is_integer, pa.types.is_date32)
 """Types whose values in folders' names read alike everywhere."""
 
 _FIELD_ID = b"PARQUET:field_id"
+
+
+class TableFiles(Section):
+    """The files that a table's log names, where the table is nothing but files."""
+
+    root: str
+    """Folder or URL."""
+    names: tuple[str, ...]
+    """Below the root."""
+    types: dict[str, str]
+    """Column in the names of the folders -> its type as text."""
+
+    def listed(self, split: Split) -> list[SourceFile]:
+        """Return the files as they are now. Raises DataError, ServiceError."""
+        probe_endpoint(self.root)
+        fs, root = filesystem_of(self.root)
+        names = sorted(self.names)
+
+        def found(name: str) -> dict[str, Any]:
+            try:
+                return fs.info(f"{root}/{name}")  # type: ignore[no-any-return]
+            except FileNotFoundError as error:
+                raise DataError(
+                    f"{self.root}/{name}: is gone, and the table's log names it",
+                    next_step="name a newer version of the table; what cleans it up (VACUUM, expire_snapshots) takes old "
+                    "ones away",
+                ) from error
+            except Exception as error:  # every store has errors of its own
+                raise listing_problem(f"data.{split}", f"{self.root}/{name}", error) from error
+
+        with ThreadPoolExecutor(STORE_REQUESTS) as pool:
+            infos = dict(zip((f"{root}/{name}" for name in names), pool.map(found, names), strict=True))
+        prints = fingerprints(fs, infos, by_content=is_local(self.root))
+        return [
+            SourceFile(
+                uri=f"{self.root}/{name}",
+                name=name,
+                location=split,
+                size_bytes=int(info["size"] or 0),
+                fingerprint=fingerprint,
+                folder_types=tuple(sorted(self.types.items())),
+            )
+            for name, info, fingerprint in zip(names, infos.values(), prints, strict=True)
+        ]
 
 
 def plain_files(
@@ -63,16 +109,13 @@ def plain_files(
             found = pq.read_schema(stream)
         return (not by_id or _ids(found) == _ids(schema)) and {field.name: _kind(field.type) for field in found} == kinds
 
-    with ThreadPoolExecutor(_LOOKS) as pool:
+    with ThreadPoolExecutor(STORE_REQUESTS) as pool:
         try:
-            alike = all(pool.map(is_alike, names))
+            if not all(pool.map(is_alike, names)):
+                return None
         except Exception:  # what cannot be opened so may be opened by the table's library, which has settings of its own
             return None
-    return (
-        TableFiles(root=root, names=tuple(names), types={name: type_text(kind) for name, kind in of_folders.items()})
-        if alike
-        else None
-    )
+    return TableFiles(root=root, names=tuple(names), types={name: type_text(kind) for name, kind in of_folders.items()})
 
 
 def _ids(fields: Iterable[pa.Field], above: str = "") -> dict[str, bytes]:
@@ -93,8 +136,6 @@ def _kind(kind: pa.DataType) -> str:
 
 class TableReader(Reader):
     """The files of a table, or the Arrow files that its rows were written to."""
-
-    marks_unreadable = True
 
     def __init__(self) -> None:
         self._arrow, self._parquet = ArrowReader(), ParquetReader()

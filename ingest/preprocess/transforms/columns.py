@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -13,17 +12,12 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import first_bad_row
 from penstock.ingest.columns.fixed_shape import cast_column
 from penstock.ingest.columns.type_text import parse_type, value_text
-from penstock.ingest.columns.unreadable import cast_readable
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["Cast", "Drop", "Rename"]
-
-
-def _misfit(values: pa.Array, kind: pa.DataType, row: int) -> str:
-    return f"{value_text(values, row)} does not become {kind} without loss"
 
 
 def _is_type(text: str) -> str:
@@ -47,10 +41,6 @@ class Cast(Transform[dict[str, str]]):
         for name, text in self.options.items():
             values, kind = rows.column(name), parse_type(text)
             try:
-                if data.invalid == "quarantine":
-                    _, bad = cast_readable(values, functools.partial(cast_column, kind=kind))
-                    rows.reject(bad, "unreadable", name, functools.partial(_misfit, values, kind))
-                    values = rows.column(name)
                 rows.put(name, cast_column(values, kind))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 row = first_bad_row(values, kind, cast_column)

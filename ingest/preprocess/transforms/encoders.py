@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Literal, TypeVar
 from unicodedata import normalize
 
 import numpy as np
@@ -22,7 +23,6 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
 __all__ = [
-    "MAX_ONE_HOT",
     "EncoderOptions",
     "LabelEncoder",
     "LabelEncoderOptions",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-MAX_ONE_HOT = 10_000
+_MAX_ONE_HOT = 10_000
 """A longer one-hot vector is a mistake: 40 KB a row, where an embedding takes one integer."""
 
 O = TypeVar("O")  # noqa: E741 - the options
@@ -96,8 +96,9 @@ def _find_codes(kind: str, values: pa.Array, state: ColumnState) -> pa.Array:
     return pc.index_in(values, keys)
 
 
-def _shown(value: Any, state: ColumnState) -> str:
+def _shown(values: pa.Array, state: ColumnState, row: int) -> str:
     """Format a value that was not learnt, and the one that was and looks like it."""
+    value = values[row].as_py()
     form = normalize("NFC", str(value))
     alike = [known for known in state.categories or () if known != value and normalize("NFC", str(known)) == form]
     return shorten(value) + (f" ({value!a}, in another Unicode form than {alike[0]!a})" if alike else "")
@@ -122,20 +123,22 @@ class _Encoder(Transform[O]):
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
         for state in fitted:
-            name = state.column
+            name, unknown = state.column, getattr(self.options, "unknown", "error")
             rows.reject_missing(name)
             values = rows.column(name)
-            self._put(rows, state, _find_codes(self.name, values, state))
+            codes = _find_codes(self.name, values, state).cast(pa.int64())
+            unseen = codes.is_null().to_numpy(zero_copy_only=False)
+            if unknown == "error":
+                rows.reject(unseen, "unknown category", name, partial(_shown, values, state))
+                codes = pc.drop_null(codes)
+            elif unseen.any():
+                rows.unseen[name] += int(unseen.sum())
+                codes = pc.fill_null(codes, len(state.categories or ())) if unknown == "code" else codes
+            rows.put(name, self.written(codes, state))
 
-    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
-        """Replace the column by its codes, as a subclass writes them; a code is null for a value that was not learnt."""
-        name, values, unseen = state.column, rows.column(state.column), codes.is_null().to_numpy(zero_copy_only=False)
-        rows.reject(unseen, "unknown category", name, lambda row: _shown(values[row].as_py(), state))
-        rows.put(name, pc.drop_null(codes).cast(pa.int64()))
-
-    def _count(self, rows: Rows, name: str, unseen: np.ndarray) -> None:
-        if unseen.any():
-            rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
+    def written(self, codes: pa.Array, state: ColumnState) -> pa.Array:
+        """Return the column of int64 codes, of which those that stay unknown are null."""
+        return codes
 
 
 class OneHot(_Encoder[OneHotOptions]):
@@ -148,45 +151,25 @@ class OneHot(_Encoder[OneHotOptions]):
         return Question(column, "categories", max_categories=self.options.max_categories)
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        if len(facts.categories) > MAX_ONE_HOT:
+        if len(facts.categories) > _MAX_ONE_HOT:
             raise DataError(
                 f"preprocess: {self.name}: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
-                f"{MAX_ONE_HOT:,} are refused",
-                next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
+                f"{_MAX_ONE_HOT:,} are refused",
+                next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {_MAX_ONE_HOT})",
             )
         return super().learn(column, facts)
 
-    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
-        name, unseen = state.column, codes.is_null().to_numpy(zero_copy_only=False)
-        if self.options.unknown == "error":
-            values = rows.column(name)
-            rows.reject(unseen, "unknown category", name, lambda row: _shown(values[row].as_py(), state))
-            codes, unseen = pc.drop_null(codes), np.zeros(int((~unseen).sum()), np.bool_)
-        self._count(rows, name, unseen)
-        vectors = np.zeros((len(codes), self._width(state)), np.float32)
-        vectors[np.flatnonzero(~unseen), pc.drop_null(codes).to_numpy()] = 1
-        if self.options.unknown == "code":
-            vectors[unseen, -1] = 1
-        rows.put(name, tensor_array(vectors))
-
-    def _width(self, state: ColumnState) -> int:
-        return len(state.categories or ()) + (self.options.unknown == "code")
+    def written(self, codes: pa.Array, state: ColumnState) -> pa.Array:
+        vectors = np.zeros((len(codes), len(state.categories or ()) + (self.options.unknown == "code")), np.float32)
+        known = codes.is_valid().to_numpy(zero_copy_only=False)
+        vectors[np.flatnonzero(known), pc.drop_null(codes).to_numpy()] = 1
+        return tensor_array(vectors)
 
 
 class Ordinal(_Encoder[OrdinalOptions]):
     """An int64 index per category, in sorted order; a category that the train split does not have is an error, or `unknown`."""
 
     Options = OrdinalOptions
-
-    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
-        if self.options.unknown == "error":
-            super()._put(rows, state, codes)
-            return
-        self._count(rows, state.column, codes.is_null().to_numpy(zero_copy_only=False))
-        codes = codes.cast(pa.int64())
-        if self.options.unknown == "code":
-            codes = pc.fill_null(codes, len(state.categories or ()))
-        rows.put(state.column, codes)
 
 
 class LabelEncoder(_Encoder[LabelEncoderOptions]):

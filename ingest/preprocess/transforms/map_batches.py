@@ -39,6 +39,7 @@ __all__ = [
     "forget_instances",
     "guarded",
     "ready",
+    "wrong_result",
 ]
 
 
@@ -116,19 +117,26 @@ class MapBatches(Transform[MapBatchesOptions]):
         with guarded(target, rows.where, takes):
             result = function(dict(batch))
         if not isinstance(result, dict) or not result.keys() - {KEEP, FROM}:
-            raise DataError(f"{target} returned {type(result).__name__}; it must return a dict of column name to array")
+            raise wrong_result(target, f"returned {type(result).__name__}; it must return a dict of column name to array")
         index = _given_rows_of(target, result[FROM], rows.num_rows) if FROM in result else None
         count = rows.num_rows if index is None else len(index)
         keep, result = result.get(KEEP), {name: values for name, values in result.items() if name not in (KEEP, FROM)}
         columns = columns_of_result(target, rows, batch, result, count)
         if keep is not None:
             _from_numpy(target, KEEP, keep, count)
+            if (kept := np.asarray(keep)).dtype != np.bool_:
+                raise wrong_result(target, f"returned {KEEP!r} of dtype {kept.dtype}; it must hold True or False for each row")
         if index is None:
             rows.table = pa.table(columns)
         else:
             rows.replace(pa.table(columns), index, self.name)
         if keep is not None:
-            rows.filter(np.asarray(keep).astype(np.bool_), self.name)
+            rows.filter(kept, self.name)
+
+
+def wrong_result(target: str, problem: str) -> DataError:
+    """Make the error for what the user's code returned: the code is wrong, not the rows."""
+    return DataError(f"{target} {problem}", next_step=f"correct {target.partition(' ')[2]}")
 
 
 def ready(transform: Transform[Any], functions: Functions) -> Callable[..., Any]:
@@ -191,7 +199,7 @@ def columns_of_result(
     columns, count = {}, rows.num_rows if count is None else count
     for name, values in result.items():
         if not isinstance(name, str):
-            raise DataError(f"{target} returned a column called {name!r}; a name must be text")
+            raise wrong_result(target, f"returned a column called {name!r}; a name must be text")
         given = rows.column(name) if name in batch else None
         if given is not None and values is batch[name] and len(given) == count and _is_as_given(values, given):
             columns[name] = given
@@ -216,7 +224,8 @@ def _given_rows_of(target: str, values: Any, count: int) -> np.ndarray:
     index = np.asarray(values)
     whole = index.ndim == 1 and (index.dtype.kind in "iu" or not len(index))
     if not whole or (len(index) and (index.min() < 0 or index.max() >= count)) or (np.diff(index.astype(np.int64)) < 0).any():
-        raise DataError(f"{target}: `{FROM}` must hold an integer from 0 to {count - 1} for each row it returns, ascending")
+        held = f"an integer from 0 to {count - 1} for each row it returns, ascending"
+        raise wrong_result(target, f"returned {FROM!r}, which must hold {held}")
     return index.astype(np.int64)
 
 
@@ -276,7 +285,7 @@ def _from_numpy(target: str, name: str, values: Any, count: int, *, copied: bool
     try:
         array = np.array(values) if copied else np.asarray(values)
     except ValueError as error:
-        raise DataError(f"{target}: column {name!r} is not an array of one shape: {error}") from error
+        raise wrong_result(target, f"returned column {name!r}, which is not an array of one shape: {error}") from error
     if array.ndim == 0 or len(array) != count:
         got = "a scalar" if array.ndim == 0 else f"{len(array)} rows"
         raise DataError(
@@ -296,7 +305,7 @@ def _from_numpy(target: str, name: str, values: Any, count: int, *, copied: bool
             return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"{target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error
+        raise wrong_result(target, f"returned column {name!r} of dtype {array.dtype}, which cannot be kept: {error}") from error
 
 
 def as_numpy(values: pa.Array) -> np.ndarray:

@@ -22,7 +22,6 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "imputer": f"{_HERE}.missing:Imputer",
         "one_hot": f"{_HERE}.encoders:OneHot",
         "ordinal": f"{_HERE}.encoders:Ordinal",
-        "hashing": f"{_HERE}.extra.hashing:Hashing",
         "label_encoder": f"{_HERE}.encoders:LabelEncoder",
         "concatenator": f"{_HERE}.concatenator:Concatenator",
         "cast": f"{_HERE}.columns:Cast",

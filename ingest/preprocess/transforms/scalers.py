@@ -7,11 +7,9 @@ pandas, where an integer column with a null turns into floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -21,7 +19,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "RobustScalerOptions", "ScalerOptions", "StandardScaler"]
+__all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "ScalerOptions", "StandardScaler"]
 
 
 _NOISE = 8 * float(np.finfo(np.float64).eps)
@@ -36,27 +34,7 @@ class ScalerOptions(Section):
     """Names, or `*` for every column of one number a row but the label."""
 
 
-class RobustScalerOptions(ScalerOptions):
-    """As the other scalers, by median and quantile range, which outliers do not move."""
-
-    columns: ColumnNames
-    """Names, or `*` for every column of one number a row but the label. Learning takes 8 bytes in the driver for each value of
-    these columns in the train split, and 16 more for each of the current column."""
-
-    quantile_range: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=0, le=1)]] = (0.25, 0.75)
-    """Lower and upper quantile whose distance becomes 1."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> RobustScalerOptions:
-        if self.quantile_range[0] >= self.quantile_range[1]:
-            raise ValueError(f"quantile_range {list(self.quantile_range)} must rise")
-        return self
-
-
-S = TypeVar("S", bound=ScalerOptions)
-
-
-class _Scaler(Transform[S]):
+class _Scaler(Transform[ScalerOptions]):
     Options = ScalerOptions
     learns = True
 
@@ -80,35 +58,35 @@ class _Scaler(Transform[S]):
             rows.put(state.column, pa.array(made, mask=missing))
 
 
-class StandardScaler(_Scaler[ScalerOptions]):
+class StandardScaler(_Scaler):
     """(x - mean) / standard deviation, both of the train split."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.mean, facts.std, facts.low, facts.high)
 
 
-class MinMaxScaler(_Scaler[ScalerOptions]):
+class MinMaxScaler(_Scaler):
     """(x - min) / (max - min): the train split fills 0 to 1."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.low, facts.high - facts.low, facts.low, facts.high)
 
 
-class MaxAbsScaler(_Scaler[ScalerOptions]):
+class MaxAbsScaler(_Scaler):
     """x / max(abs(x))."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return ColumnState(column=column, center=0.0, scale=max(abs(facts.low), abs(facts.high)) or 1.0)
 
 
-class RobustScaler(_Scaler[RobustScalerOptions]):
-    """(x - median) / quantile range."""
+class RobustScaler(_Scaler):
+    """(x - median) / (upper - lower quartile), which outliers do not move. To learn them, the driver holds all values of train.
 
-    Options = RobustScalerOptions
+    They take 8 bytes each, and those of the current column 16 more.
+    """
 
     def question(self, column: str) -> Question:
-        lower, upper = self.options.quantile_range
-        return Question(column, "numbers", quantiles=(lower, 0.5, upper))
+        return Question(column, "numbers", quantiles=(0.25, 0.5, 0.75))
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         low, median, high = facts.quantiles

@@ -89,6 +89,8 @@ class Transform(Generic[O]):
     """Old name to new name, of columns that it renames and does not change."""
     drops: Sequence[str] = ()
     """Columns that it leaves out without reading them."""
+    keeps_rows: bool = True
+    """Whether it makes one row of each that it does not reject, or should: a function of the user's may do otherwise."""
     takes_nulls: bool = False
     """Whether its columns may hold nulls before it, and hold none after it."""
     names_classes: bool = False
@@ -155,6 +157,8 @@ class Transform(Generic[O]):
         for name in wanted:
             kind = schema.field(name).type
             advice = self.refusal(name, kind)
+            if pa.types.is_null(kind):
+                advice = f"it has no value in any row: leave it out (drop: [{in_yaml(name)}], or data.columns without it)"
             if advice is not None:
                 raise DataError(f"preprocess: {self.name} cannot take column {name!r} of type {kind}", next_step=advice)
         return wanted

@@ -24,7 +24,6 @@ from typing import IO
 import pyarrow as pa
 
 from penstock.digest import digest_of
-from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import rows_between
 from penstock.ingest.formats.registry import format_origin, format_versions
@@ -138,16 +137,16 @@ def parsed_tables(
 
     Args:
         format: that of the snapshot.
-        schema: columns and types, which the copy must have; the marks of unreadable rows are null, for all rows read.
+        schema: columns and types, which the copy must have.
         piece: its first row, and its end.
     """
-    names = [name for name in schema.names if name != UNREADABLE]
     copy = _opened(_place(data, format, file))
     if copy is None or any(
-        copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type for name in names
+        copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type
+        for name in schema.names
     ):
         return None
-    return rows_between(_tables(copy, schema, names), 0, *(piece or (0, file.rows or 0)))
+    return rows_between(_tables(copy, schema), 0, *(piece or (0, file.rows or 0)))
 
 
 def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> None:
@@ -160,13 +159,10 @@ def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> N
                 path.unlink(missing_ok=True)
 
 
-def _tables(copy: pa.RecordBatchFileReader, schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:
+def _tables(copy: pa.RecordBatchFileReader, schema: pa.Schema) -> Iterator[pa.Table]:
     for index in range(copy.num_record_batches):
         batch = copy.get_batch(index)
-        columns = [batch.column(name) for name in names]
-        if UNREADABLE in schema.names:
-            columns.insert(schema.get_field_index(UNREADABLE), pa.nulls(batch.num_rows, UNREADABLE_FIELD.type))
-        yield pa.table(columns, schema=schema)
+        yield pa.table([batch.column(name) for name in schema.names], schema=schema)
 
 
 def _opened(path: Path | None) -> pa.RecordBatchFileReader | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import apprise
 import pytest
 import yaml
 from prefect.cli.deploy import _models as known
@@ -49,13 +50,6 @@ def test_unreachable_prefect_server_is_named(project: Path, monkeypatch: pytest.
         deploy(project)
 
 
-@pytest.mark.parametrize("pool", ["", "Prefect-agent", "a/b"])
-def test_invalid_pool_name_is_refused(project: Path, pool: str) -> None:
-    with pytest.raises(SpecError, match="leave --pool out") as refused:
-        deploy_pipeline(project, Plan(NIGHTLY, pool=pool), [], print)
-    assert repr(pool) in refused.value.message
-
-
 def test_invalid_override_is_not_deployed(project: Path) -> None:
     with pytest.raises(SpecError, match="1 problem"):
         deploy(project, overrides=["train.epochs=-1"])
@@ -77,6 +71,9 @@ def test_unknown_time_zone_is_refused(project: Path) -> None:
 def test_notify_address_is_checked_and_shown_without_secret() -> None:
     assert Notify.parse("https://user:pw@hooks.example.com/services/T0KEN").shown == "https://hooks.example.com..."
     assert Notify.parse("slack://T0KENA/T0KENB/T0KENC").shown == "slack://..."
+    webhook = apprise.Apprise.instantiate(Notify.parse("https://user:pw@hooks.example.com:81/a/b?key=a%2Bb&x=1").url)
+    assert (webhook.secure, webhook.user, webhook.host, webhook.port) == (True, "user", "hooks.example.com", 81)
+    assert (webhook.fullpath, webhook.params) == ("/a/b", {"key": "a+b", "x": "1"})
     for wrong in ("ops@example.org", "ftp://host/T0KEN", "https://", "T0KEN"):
         with pytest.raises(SpecError, match="mailtos://") as refused:
             Notify.parse(wrong)

@@ -18,6 +18,7 @@ import pytest
 from penstock.errors import DataError, SpecError
 from penstock.flows.given.code import GivenCode
 from penstock.flows.given.load import load_given
+from penstock.flows.run.open_attempt import _given_files
 from penstock.flows.spec_file import load_spec
 from penstock.usercode.capture import UserCode, capture
 
@@ -301,6 +302,24 @@ def test_refusals_name_the_way_on(notebook: Notebook, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="predict goes into the file of run") as refused:
         GivenCode(tmp_path, "given").target(cell.run, is_loop=True)
     assert "rename predict" in str(refused.value.next_step)
+
+
+def test_run_keeps_its_code_when_another_program_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = {"name": "same", "data": {"label": "y"}, "train": {"recipe": "linear", "epochs": 3}}
+    rows = {"train": {"x": [1, 2], "y": [0, 1]}}
+
+    def first(config: dict[str, Any]) -> int:
+        return 1
+
+    looped = {**spec, "train": {}}
+    one = load_given(looped, train_func=first, data=rows)
+    assert one.project.recipe.target == ".penstock/given/same/first.py:first"
+    two = load_given(spec, data=rows)
+    assert one.file == two.file and one.file.read_text() == two.text != one.text
+    kept = _given_files(one)
+    assert kept[".penstock/given/same.yaml"].decode() == one.text
+    assert b"return 1" in kept[".penstock/given/same/first.py"]
 
 
 def test_failed_rows_leave_the_earlier_spec_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,34 +6,15 @@ import io
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.errors import DataError, SpecError
 from penstock.flows.answer import LineConsole
-from penstock.flows.cli import app
 from penstock.flows.history.log import collect_log, show_log
 from penstock.flows.history.which_run import RunNames
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from tests.drills.project import make_project
-
-
-@pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (("report", "--output", "."), "'.' is a folder; name a file in it"),
-        (("report", "last", "--output", "a b/c.html"), "first: mkdir -p 'a b'"),
-        (("log", "--last", "-1"), "greater than or equal to 1"),
-        (("rows", "last", "--step", "1", "--limit", "-1"), "greater than or equal to 1"),
-    ],
-)
-def test_impossible_values_are_refused_first(
-    words: tuple[str, ...], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
-    assert told.exit_code == 2 and rule in told.stderr, told.stderr
 
 
 def test_log_names_older_version_with_its_attempt(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ def test_missing_run_by_order_counts_runs(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match=rf"there is no run '{name}' with the records .*, which has 0 runs\n") as found:
         RunNames(file).find(name)
     assert "penstock run" in found.value.next_step
+    with pytest.raises(SpecError) as found:
+        RunNames(file).find(str(file))
+    assert found.value.next_step == f"name the pipeline by --file {file}"
 
 
 @pytest.mark.parametrize("given", [None, Path()])

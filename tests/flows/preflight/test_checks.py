@@ -19,11 +19,10 @@ from penstock.flows.preflight.checks import (
     check_cluster,
     check_machine,
     check_resources,
-    check_room,
     check_storage,
 )
 from penstock.flows.preflight.cpus import cpus_needed, workers_refused
-from penstock.flows.preflight.nodes import NodeNeeds, NodeProblem, check_node
+from penstock.flows.preflight.nodes import NodeNeeds, check_node
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.ray_local import RayCluster
 from penstock.flows.spec_file import load_spec
@@ -56,10 +55,12 @@ def test_full_disk_error_names_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_cluster_check_compares_versions_in_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_another_node(storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]) -> list[NodeProblem]:
+    def on_another_node(
+        storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]
+    ) -> dict[tuple[str, str], list[str]]:
         storage.write_bytes("probe/token", b"token")
         there = NodeNeeds(storage, "probe", b"token", versions=dict.fromkeys(versions, "0"))
-        return [NodeProblem(["node2"], what, fix) for what, fix in check_node(there)]
+        return {problem: ["node2"] for problem in check_node(there)}
 
     monkeypatch.setattr(nodes, "check_nodes", on_another_node)
     made = project(tmp_path, "train.framework=lightgbm", "train.recipe=null", "data.format=avro")
@@ -84,10 +85,6 @@ def test_small_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("penstock.flows.preflight.checks.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
         check_resources(project(tmp_path))
-    with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take 0 MB for the weights"):
-        check_room(project(tmp_path / "second"), 1000, 4000, 12000)
-    assert "optimizer" in check_room(project(tmp_path / "third"), 50, 200, 600)[0]
-    assert check_room(project(tmp_path / "fourth"), 20, 80, 240) == []
 
 
 def test_committed_units_need_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +105,7 @@ def test_unread_files_beside_source_are_a_warning(tmp_path: Path) -> None:
     started = project(tmp_path)
     beside = Path(started.files[0].uri).parent / "more.rows"
     beside.touch()
-    warnings = check_resources(Project(started.spec, started.base_dir, {}))
+    warnings = check_resources(Project(started.spec, started.base_dir))
     assert [warning.partition(f": {beside}; ")[0] for warning in warnings] == [
         "1 file in the folders of the source is not read, because of the name"
     ]
@@ -118,14 +115,17 @@ def test_too_many_workers_or_gpus_refused_before_ray_starts(tmp_path: Path, monk
     monkeypatch.setattr("penstock.flows.preflight.checks.os.sched_getaffinity", lambda _pid: range(4))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
-    with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
+    with pytest.raises(PreflightError, match=r"28 more CPUs: this machine has 4, train\.workers: 64 with .* 0\.5 needs 32"):
         check_machine(project(tmp_path / "b", "train.workers=64").spec)
-    with pytest.raises(PreflightError, match=r"^1 worker of 8 CPUs needs 8 CPUs; this machine has 4"):
+    with pytest.raises(PreflightError, match=r"4 more CPUs: this machine has 4, 1 worker with .* 8 needs 8"):
         check_machine(project(tmp_path / "one", "train.workers=1", "train.cpus_per_worker=8").spec)
-    with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
+    with pytest.raises(PreflightError, match=r"for 1 more GPU: this machine has 1, train\.workers: 2 needs 2"):
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
-    with pytest.raises(PreflightError, match=r"train\.resources names tape, and the Ray that a run starts"):
+    with pytest.raises(PreflightError, match=r"for 2 more tapes: this machine has 0"):
         check_machine(project(tmp_path / "d", "train.resources={tape: 1}").spec)
+    check_machine(project(tmp_path / "e", "train.resources={memory: 1.0e+6}").spec)
+    with pytest.raises(PreflightError, match=r"more bytes of memory: this machine has"):
+        check_machine(project(tmp_path / "f", "train.resources={memory: 1.0e+15}").spec)
 
 
 def test_workers_that_cluster_cannot_hold_are_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_unusable_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_flow_reuses_checks_of_command(tmp_path: Path) -> None:
     preflight = Preflight(load_spec(make_project(tmp_path / "p", files=1, workers=2)))
     assert preflight.resources == [] and preflight.project.files
-    request = RunRequest.of(preflight, fresh=False, until="read")
+    request = RunRequest(file=str(preflight.loaded.file), until="read").made_here(preflight)
     taken = pipeline.validate_parameters({"request": request})["request"]
     assert taken.preflight() is preflight
     deployed = RunRequest.model_validate(request.model_dump(mode="json"))

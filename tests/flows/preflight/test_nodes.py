@@ -102,7 +102,7 @@ def test_token_that_cannot_be_deleted_stops_nothing(tmp_path: Path, monkeypatch:
             raise ServiceError("503")
 
     monkeypatch.setattr(nodes, "_working_nodes", dict)
-    assert check_nodes(Undeletable(str(tmp_path)), {}) == []
+    assert check_nodes(Undeletable(str(tmp_path)), {}) == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["token"]
 
 
@@ -111,13 +111,14 @@ def test_each_node_is_checked_and_a_slow_one_waited_for(
 ) -> None:
     with ray_cluster(tmp_path / "state"):
         storage = Storage(str(tmp_path / "shared"))
-        assert check_nodes(storage, installed_versions()) == []
-        (problem,) = check_nodes(storage, {"pyarrow": "1.0.0"})
-        monkeypatch.setattr(nodes, "SHOWN_S", 0.2)
-        monkeypatch.setattr(nodes, "check_node", lambda _needs: time.sleep(2) or [])
-        assert check_nodes(storage, {}) == []
+        assert check_nodes(storage, installed_versions()) == {}
+        (((what, _), names),) = check_nodes(storage, {"pyarrow": "1.0.0"}).items()
+        monkeypatch.setattr(nodes, "check_node", lambda _needs: time.sleep(3) or [])
+        assert check_nodes(storage, {}) == {}
         monkeypatch.setattr(nodes, "TIMEOUT_S", 0.5)
-        (late,) = check_nodes(storage, {})
-    assert f"waiting for {socket.gethostname()} (" in capsys.readouterr().err and late.what == "has not answered within 0.5 s"
-    assert problem.names.startswith(socket.gethostname()) and problem.what.endswith("here it is 1.0.0")
+        (((late, _), _names),) = check_nodes(storage, {}).items()
+    assert f"waiting for {socket.gethostname()} (" in capsys.readouterr().err
+    assert late == "has not answered within 0.5 s"
+    (name,) = names
+    assert name.startswith(socket.gethostname()) and what.endswith("here it is 1.0.0")
     assert list((tmp_path / "shared").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -65,13 +66,15 @@ def test_check_reports_each_part_and_runs_no_stage(tmp_path: Path) -> None:
     (made.base_dir / "words.txt").write_text("one")
     transforms = made.base_dir / "transforms.py"
     transforms.write_text(f"import os\n{transforms.read_text()}\n\nscale.by = os.environ.get('DRILL_PAUSE_S')\n")
+    lines = enumerate((made.base_dir / "model.py").read_text().splitlines(), 1)
+    reads = {f"model.py:{number}" for number, line in lines if "os.environ" in line} | {"transforms.py:10"}
     result = check_pipeline(load_spec(made.base_dir), said.append)
     said.remove("recipe: of the recipe")
     said.remove("first batch: of the recipe")
-    assert [line.split("  ")[0] for line in said] == [
-        *("spec", "storage", "recipe", "sources", "ships", "one batch", "serving", "training"),
-        "warning: model.py:28, model.py:22, transforms.py:10: reads environment variables, whose values no key covers",
-    ]
+    warned = said.pop().removesuffix(": reads environment variables, whose values no key covers")
+    assert set(warned.removeprefix("warning: ").split(", ")) == reads
+    reported = ["spec", "storage", "recipe", "sources", "ships", "one batch", "serving", "training"]
+    assert [line.split("  ")[0] for line in said] == reported
     ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
     assert result["ships"] == {name: (made.base_dir / name).stat().st_size for name in ships}
     assert "words.txt (3 bytes)" in said[4] and ".parquet" not in said[4]
@@ -87,16 +90,44 @@ def test_check_refuses_a_glob_of_code_files_without_files(tmp_path: Path) -> Non
         check_pipeline(load_spec(file, ["code.files=['*.txt', 'words/**']"]), print)
 
 
+@pytest.mark.parametrize("rows", [100, 600])
+def test_label_of_one_class_is_named_by_check(tmp_path: Path, rows: int) -> None:
+    folder = project(tmp_path).base_dir
+    for file in folder.glob("data/**/*.parquet"):
+        table = pq.read_table(file).slice(0, rows)
+        column = table.schema.get_field_index("label")
+        pq.write_table(table.set_column(column, "label", pa.array([0] * len(table))), file)
+    if rows == 100:  # the sample is the whole
+        with pytest.raises(DataError, match=r"the label 'label' has one class, 0, in all 200 rows of train") as refused:
+            check_pipeline(load_spec(folder), print)
+        assert refused.value.next_step.startswith("check the label, data.train")
+        return
+    warned = "the label 'label' has one class in a sample of 512 rows, which is tried as one of two"
+    assert warned in check_pipeline(load_spec(folder), print)["warnings"]
+
+
 def test_check_trains_two_batches_of_a_function(tmp_path: Path) -> None:
     said: list[str] = []
     result = check_pipeline(load_spec(create_project(tmp_path / "p", "ray-loop")[0]), said.append)
     assert "one batch  ok   2 rows, prepared" in said
-    size = result["batch"]["checkpoint_bytes"]
+    size = result["batch"]["trained"]["checkpoint_bytes"]
     words = f"2 batches; reported train/loss, val/accuracy, epoch; a checkpoint of {size:,} bytes was saved and loaded"
     assert f"training   ok   {words}" in said and size > 100_000
     without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
     assert "loss 0 (perhaps the rows tried are of one class)" in _describe_model({**without_parameters, "loss": 0.0}, 2)
     assert _describe_model(without_parameters, 2) == "loss 0.5, 0 parameters"
+
+
+def test_times_without_a_collate_fn_are_refused_by_first_batch(tmp_path: Path) -> None:
+    file = create_project(tmp_path / "p", "ray-loop")[0]
+    for part in file.parent.glob("data/**/*.parquet"):
+        table = pq.read_table(part)
+        pq.write_table(table.append_column("when", pa.array([0] * len(table), pa.timestamp("us"))), part)
+    with pytest.raises(SpecError, match=r"iter_torch_batches\(\) cannot make tensors of when \(timestamp\[us\]\)"):
+        try_one_batch(load_spec(file).project)
+    with (file.parent / "loop.py").open("a") as loop:
+        loop.write("\n\ndef train_func_by_rows(config):\n    ray.train.get_dataset_shard('train').iter_batches()\n")
+    assert try_one_batch(load_spec(file, ["train.loop=loop.py:train_func_by_rows"]).project)["rows"] == 2
 
 
 def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:
@@ -163,6 +194,25 @@ def test_recipe_that_fails_or_cannot_resume_is_refused(tmp_path: Path, method: s
         try_one_batch(project(tmp_path, "\n" + method))
 
 
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_trees_of_a_sweep_are_tried_before_it(tmp_path: Path, name: str) -> None:
+    file = make_project(tmp_path / "p", files=2)
+    file.write_text(file.read_text().replace("recipe: model.py:Net", f"framework: {name}"))
+    space = "{train.params.max_depth: {choice: [2, 3]}}"
+
+    def tried(metric: str, **params: object) -> dict[str, Any]:
+        given = [f"train.params={json.dumps(params)}", f"tune={{space: {space}, metric: {metric}, mode: max}}"]
+        return try_one_batch(load_spec(file, given).project, for_sweep=True)
+
+    with pytest.raises(SpecError, match=r"tune\.metric is 'val/acuracy', which validation does not measure"):
+        tried("val/acuracy")
+    if name == "xgboost":  # which takes what it does not know for a warning
+        with pytest.raises(SpecError, match=r"max_dpeth is not used"):
+            tried("val/accuracy", max_dpeth=3)
+    else:
+        assert tried("val/accuracy")["trained"]["checkpoint_bytes"] > 0
+
+
 def test_sweep_metric_must_be_measured(tmp_path: Path) -> None:
     loss = "    def loss(self, model, batch):\n        found = self.predict(model, batch).mean()\n"
     file = project(tmp_path, "\n" + loss + "        return {'loss': found, 'kl': found}\n").base_dir / "pipeline.yaml"
@@ -197,7 +247,7 @@ def test_check_names_start_weights(tmp_path: Path) -> None:
     told = "1 of 4 weights are those of fits.pt; new: 0.weight, 3.weight, 3.bias; left: old"
     assert result["batch"]["begins_with"] == told and f"start      ok   {told}" in said
     with pytest.raises(TrainingError, match=r"none of the 1 weights of fits_nothing\.pt fits the model") as caught:
-        check_pipeline(load_spec(file, ["train.start_from=fits_nothing.pt"]), said.append)
+        try_one_batch(load_spec(file, ["train.start_from=fits_nothing.pt"]).project)
     assert caught.value.problems[0] == "there: 0.bias [31]" and "0.bias [32]" in caught.value.problems[1]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from penstock.errors import ServiceError
-from penstock.flows.answer import LineConsole
-from penstock.flows.history.log import collect_log
 from penstock.flows.retention.clean import clean_pipeline
-from penstock.flows.verbs.status import collect_status, show_status
 from penstock.lease import hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, run_leases
@@ -103,24 +99,6 @@ def test_rolled_back_version_is_known_after_a_cleaning(file: Path) -> None:
     assert names(result, "run") == ["r02"], "`champion` is version 3, `previous` is version 1"
     assert registry.rolled_back(uri, "m", "champion", "weights-2") is not None
     assert {version.version for version in client.search_model_versions("name = 'm'")} == {1, 2, 3}
-
-
-def test_failed_run_that_is_cleaned_advises_a_new_run(file: Path) -> None:
-    ledger = Ledger(Storage(str(file.parent / "state")))
-    (attempt,) = ledger.attempts("r02")
-    error = "it broke\nNext: correct it, and run the same command again"
-    ended = {"status": "failed", "command": "penstock run p.yaml", "error": error}
-    ledger.save_attempt("r02", attempt.model_copy(update=ended))
-    run = ledger.load_run("r02")
-    assert run is not None
-    ledger.save_run(run.model_copy(update={"status": "failed"}))
-    cleaned(file, 1, None)
-    advice = "Next: penstock run p.yaml --fresh begins a new run; of this one nothing is left to continue"
-    shown = io.StringIO()
-    show_status(collect_status(file), LineConsole(file=shown, width=200))
-    assert f"    it broke\n    {advice}\n" in shown.getvalue() and "same command" not in shown.getvalue()
-    (entry,) = [each for each in collect_log(file)["attempts"] if each["run"] == "r02"]
-    assert entry["why"] == ["it broke", advice]
 
 
 def test_clean_reports_why_prepared_rows_stay(file: Path) -> None:

@@ -42,7 +42,6 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "train.checkpoint.keep": (2, 3),
     "train.checkpoint.best": (None, "{metric: val/loss, mode: min}"),
     "train.callbacks": (None, "[gradient_norm]"),
-    "evaluate.figures": (True, False),
     "register.alias": ("candidate", "other"),
     "model.py": (MODEL, MODEL + "    def augment(self, batch, generator): return {**batch, 'x': -batch['x']}\n"),
     "rows/a.csv": ("x,y\n1,0\n2,1\n", "x,y\n1,0\n2,0\n"),

@@ -95,7 +95,7 @@ def test_long_wait_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pool.submit(server.serve_forever)
         deadline = time.monotonic() + 120
         try:
-            page = ui._mlflow_page("sqlite:///none.db", tmp_path, server.server_port, told, None)
+            page = ui._mlflow_page("sqlite:///none.db", tmp_path, told, None)
             waits = [pool.submit(prefect), pool.submit(page.__enter__)]
             waits.append(pool.submit(patiently, "register the model", lambda: told.wait(120)))
             while not all(f"  waiting for {what}\n" in printed.getvalue() for what in WAITS) and time.monotonic() < deadline:

@@ -20,7 +20,7 @@ def test_page_of_the_trials_is_never_cut(monkeypatch: pytest.MonkeyPatch, url: s
     def done(*_arguments: Any, **_options: Any) -> dict[str, Any]:
         return {"status": "done", "url": url}
 
-    monkeypatch.setattr("penstock.flows.tune.verb.make_sweep", done)
+    monkeypatch.setattr("penstock.flows.tune.command._make_sweep", done)
     ended = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["tune", FOLDER])
     assert ended.exit_code == 0 and f"see the trials: {page}\n" in ended.output
 

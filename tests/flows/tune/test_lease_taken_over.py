@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import Interrupted, LeaseHeldError, ServiceError
+from penstock.flows.run.request import RunRequest
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune import driver as tune_driver
 from penstock.flows.tune import flow as tune_flow
@@ -34,10 +35,11 @@ def file(tmp_path: Path) -> Path:
 def test_a_sweep(file: Path, monkeypatch: pytest.MonkeyPatch, made_of_it: Callable[..., Any]) -> None:
     tracker = Tracker()
     statuses = written(monkeypatch, tune_flow)
-    monkeypatch.setattr(tune_flow, "_open_sweep", lambda *given: opened(given[4], tracker))
-    monkeypatch.setattr(tune_flow, "_trials", lambda ctx, *_: lose(ctx.stopping, made_of_it))
+    monkeypatch.setattr(tune_flow, "_open_sweep", lambda *given: opened(given[2], tracker))
+    monkeypatch.setattr(tune_flow, "Sweep", lambda _loaded, _section, ctx: ctx)
+    monkeypatch.setattr(tune_flow, "_perform", lambda ctx, *_: lose(ctx.stopping, made_of_it))
     with pytest.raises(LeaseHeldError) as ended:
-        tune_flow.tune.fn(tune_flow.TuneRequest(file=str(file)))
+        tune_flow.tune.fn(RunRequest(file=str(file)))
     assert ended.value is LOST and tracker.closed == [None] and not statuses
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from penstock.errors import PreflightError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.driver import trials_at_once
 from tests.drills.project import make_project
@@ -19,10 +16,11 @@ def slots(
     folder: Path, nodes: list[dict[str, float]], most: dict[str, float] | None = None, **tune: Any
 ) -> tuple[int, list[str]]:
     file = make_project(folder / "project", files=1, workers=2)
-    space = tune.pop("space", "{train.learning_rate: {choice: [0.1, 0.2, 0.3, 0.4]}}")
+    space = "{train.learning_rate: {choice: [0.1, 0.2, 0.3, 0.4]}}"
+    resources = tune.pop("resources", {})
     more = "".join(f"  {key}: {value}\n" for key, value in tune.items())
     file.write_text(file.read_text() + f"tune:\n  space: {space}\n{more}")
-    loaded = load_spec(file)  # two workers of half a CPU
+    loaded = load_spec(file, [f"train.resources={resources}"])  # two workers of half a CPU
     assert loaded.spec.tune is not None
     return trials_at_once(loaded.spec, loaded.spec.tune, nodes, most)
 
@@ -36,21 +34,16 @@ def test_trials_at_once_fit_the_nodes(tmp_path: Path) -> None:
 def test_too_many_at_once_are_lowered_with_a_line(tmp_path: Path) -> None:
     fit, said = slots(tmp_path, [{"CPU": 2.0}, {"CPU": 0.9}], concurrent=8)
     assert fit == 2
-    assert said == [ON_CPUS, "2 trials at once instead of 8: a trial has 2 workers of 0.5 CPU, 8 take 8 CPUs of 2.9"]
+    assert said == [ON_CPUS, "2 trials at once instead of 8, which the nodes cannot hold"]
 
 
-def test_largest_trial_of_the_space_decides(tmp_path: Path) -> None:
-    assert slots(tmp_path, [{"CPU": 4.0}], space="{train.workers: {choice: [1, 4]}}")[0] == 2
+def test_other_resources_of_a_worker_count(tmp_path: Path) -> None:
+    fit, _ = slots(tmp_path, [{"CPU": 16.0, "disk": 2.0}, {"CPU": 16.0}], resources={"disk": 0.5})
+    assert fit == 2
 
 
-def test_trial_too_large_for_the_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="would wait for ever for"):
-        slots(tmp_path, [{"CPU": 4.0}], space="{train.cpus_per_worker: {choice: [1, 3]}}")
-
-
-def test_autoscaled_cluster_counts_for_the_largest_trial(tmp_path: Path) -> None:
-    most = {"CPU": 8.0, "GPU": 2.0}
-    fit, said = slots(tmp_path / "cpus", [{"CPU": 1.0}], most, space="{train.cpus_per_worker: {choice: [1, 3]}}", concurrent=1)
+def test_autoscaled_cluster_counts_for_a_trial(tmp_path: Path) -> None:
+    fit, said = slots(tmp_path / "cpus", [{"CPU": 0.5}], {"CPU": 8.0, "GPU": 2.0}, concurrent=1)
     assert (fit, said) == (1, ["on 2 workers of 1 GPU each, which the cluster can grow to (train.gpus: auto)"])
     _, (why, *_) = slots(tmp_path / "gpus", [{"CPU": 4.0, "GPU": 1.0}])
     assert why.startswith("on CPUs, because train.gpus: auto takes 1 GPU for each worker or none, and lacks 1 more GPU")

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import PreflightError, SpecError
 from penstock.flows.spec_file import as_override, load_spec
+from penstock.flows.tune.flow import _shared
 from penstock.flows.tune.space import check_space, load_trial
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -51,21 +52,17 @@ def test_bad_set_option_is_named_in_the_next_step(tmp_path: Path, monkeypatch: p
     file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
     with pytest.raises(SpecError) as refused:
         check_space(load_spec(file, ["tune.space={train.params.pause: {choice: [1]}}"]))
-    assert refused.value.next_step.startswith("correct the --set options, or edit pipeline.yaml; then: penstock check ")
+    assert refused.value.next_step.startswith("correct the --set options or edit pipeline.yaml, then: penstock check ")
 
 
-def test_sweep_without_optuna_is_refused_except_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
+@pytest.mark.parametrize("searcher", ["grid", "random"])
+def test_sweep_without_optuna_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searcher: str) -> None:
+    loaded = load_spec(with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}"), [f"tune.searcher={searcher}"])
+    check_space(loaded)
     monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
-    with pytest.raises(PreflightError, match=r"^--set tune\.searcher=tpe: tune\.searcher: tpe needs Optuna") as refused:
-        check_space(load_spec(file, ["tune.searcher=tpe"]))
+    with pytest.raises(PreflightError, match="a sweep needs Optuna") as refused:
+        check_space(loaded)
     assert refused.value.next_step == "pip install 'penstock[tune]'"
-    with pytest.raises(PreflightError, match=r"^default: tune\.searcher: random needs Optuna"):
-        check_space(load_spec(file))
-    grid = ["tune.space={shuffle.seed: {grid: [1, 2]}}", "tune.searcher=grid"]
-    check_space(load_spec(file, grid))
-    with pytest.raises(PreflightError, match=r"^--set tune\.scheduler=asha: tune\.scheduler: asha needs Optuna"):
-        check_space(load_spec(file, [*grid, "tune.scheduler=asha"]))
 
 
 @pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])
@@ -90,3 +87,23 @@ def test_trials_with_equal_rows_share_keys(tmp_path: Path) -> None:
     fewer = prepared(data__validation__fraction=0.1, train__learning_rate=0.1)
     assert not set(fewer) & set(same), "other rows"
     assert prepared(data__validation__fraction=0.1, train__learning_rate=0.2) == fewer, "shared by those that have them"
+
+
+def test_recorded_sweep_is_compared_by_all_but_its_limits(tmp_path: Path) -> None:
+    file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
+
+    def swept(*overrides: str) -> str:
+        """What trials share, by the record of the sweep's run."""
+        loaded = load_spec(file, overrides)
+        ledger = Ledger(loaded.project.storage)
+        run = ledger.new_run("drill", loaded.spec.model_dump(mode="json", by_alias=True))
+        run = run.model_copy(update={"keys": stage_keys(loaded.project, ledger.stage_output)})
+        ledger.save_run(run)
+        recorded = ledger.load_run(run.run)
+        assert recorded is not None and _shared(recorded.spec, recorded.keys) == _shared(run.spec, run.keys)
+        return _shared(recorded.spec, recorded.keys)
+
+    same = swept()
+    assert swept("tune.trials=30", "tune.time_s=5", "tune.concurrent=1") == same, "these continue it"
+    for change in ("tune.space={shuffle.seed: {choice: [1, 3]}}", "tune.seed=1", "train.epochs=9", "shuffle.seed=9"):
+        assert swept(change) != same, change

@@ -46,7 +46,7 @@ def test_sweep_is_described_by_its_trials(tmp_path: Path) -> None:
     lines = sorted(line.replace(sweep.run, "S") for line in said.getvalue().splitlines())
     assert lines == sorted(
         [
-            *("S  interrupted  in attempt 2, done in attempt 1", f"    {told}"),
+            *("S  interrupted  2 attempts", f"    {told}"),
             *("S-001  trial 1 done  1 attempt", "    val/loss 0.5"),
             *("S-002  trial 2 stopped early  1 attempt", "    stopped early by asha after 1 validation"),
             "S-003  trial 3 interrupted  1 attempt",

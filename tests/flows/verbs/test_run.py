@@ -133,7 +133,7 @@ def test_unread_columns_differ_from_missing_ones(tmp_path: Path) -> None:
         ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the transforms"),
         ("train.start_from=none.pt", SpecError, "train.start_from: 'none.pt' is not a file of weights in"),
         ("train.start_from=run:none", SpecError, "train.start_from: 'run:none' is not a run with a torch model in"),
-        ("train.workers=64", PreflightError, "64 workers of 0.5 CPUs need 32 CPUs"),
+        ("train.workers=64", PreflightError, "train.workers: 64 with train.cpus_per_worker: 0.5 needs 32"),
         ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.training.tracking.mlflow_store import mlflow_uri
+from tests.runs.forked import Command
 from tests.runs.servers import ROOT, eventually, free_port
 
 pytestmark = pytest.mark.slow
@@ -150,14 +150,8 @@ def wait_for_port(port: int) -> None:
 
 
 @pytest.mark.usefixtures("shared_prefect")
-def test_taken_port_is_refused_with_mlflow_log(folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "penstock", "ui", "--mlflow-port", str(port), "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 3
-    error = json.loads(done.stdout.strip().splitlines()[-1])["error"]
-    assert str(port) in error["message"] and "server.log" in error["next"]
+def test_page_that_does_not_start_is_refused_with_its_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    environment = {"MLFLOW_TRACKING_URI": "sqlite:////proc/nothing/mlflow.db"}
+    error = Command("ui", "--json", environment=environment).finish(3)["error"]
+    assert "the MLflow server for http://127.0.0.1" in error["message"] and "server.log" in error["next"]

@@ -88,7 +88,7 @@ def test_the_word_exif_among_the_pixels_turns_nothing() -> None:
     content = jpeg(picture(200, 200))
     middle = len(content) // 2
     found, pillows, asked = both(content[:middle] + b"Exif" + content[middle + 4 :])
-    assert np.array_equal(found, pillows) and asked
+    assert np.array_equal(found, pillows) and not asked
 
 
 def test_turned_pictures_are_upright() -> None:
@@ -129,6 +129,36 @@ def test_jpeg_whose_data_end_early_is_damaged(options: dict[str, Any], size: tup
         decode_image(content[: len(content) // 2] + b"\xff\xd9", size, "RGB")
     padded = content[:-2] + bytes(40) + b"\xff\xd9"
     assert np.array_equal(decode_image(padded, size, "RGB"), decode_image(content, size, "RGB"))
+
+
+def as_png(image: Image.Image, **options: Any) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG", **options)
+    return content.getvalue()
+
+
+def test_png_with_a_flipped_bit_is_damaged() -> None:
+    content = as_png(picture(40, 50))
+    for from_end in (5, 13, 20, 40):  # the end mark, the checksum of the pixels, the pixels
+        flipped = bytearray(content)
+        flipped[-from_end] ^= 1
+        with pytest.raises(OSError, match="PNG is damaged or ends early"):
+            decode_image(bytes(flipped), None, "RGB")
+
+
+def test_png_without_its_end_mark_is_refused() -> None:
+    content = as_png(picture(40, 50))
+    for missing in (5, 8, 9, 12, 16):
+        with pytest.raises(OSError, match="PNG is damaged or ends early"):
+            decode_image(memoryview(content)[:-missing], (20, 24), "RGB")
+
+
+def test_whole_png_with_more_after_its_end_is_decoded() -> None:
+    frame = picture(40, 50)
+    animated = as_png(frame, save_all=True, append_images=[picture(40, 50, seed=1)])
+    apart = as_png(frame, save_all=True, append_images=[picture(40, 50, seed=1)], default_image=True)
+    for content in (as_png(frame) + bytes(200), animated, apart):
+        assert np.array_equal(decode_image(content, None, "RGB"), np.asarray(frame))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

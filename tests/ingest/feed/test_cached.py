@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,16 +23,16 @@ import pytest
 import torch
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.feed.batch import Batch, share
-from penstock.ingest.feed.cached import GROUP_BYTES, gathered, open_cached_feed
+from penstock.ingest.feed.batch import Batch, FeedShare, share
+from penstock.ingest.feed.cached import GROUP_BYTES, CachedFeed, gathered, open_cached_feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.feed.stream import MemoryFeed, OpenTables, StreamFeed, select_prepared
 from penstock.ingest.feed.stream_tasks import StreamTables
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import ColumnInfo, FeedSchema
-from penstock.ingest.shuffle.order import Order, ShardRows
-from penstock.ingest.spec import LengthSpec
+from penstock.ingest.shuffle.order import Order, ShardRows, make_order
+from penstock.ingest.spec import LengthSpec, ShuffleSpec
 from penstock.storage import Storage
 from tests import ROOT
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
@@ -52,44 +53,63 @@ from tests.conformance.feed_cases import (
 GLOBAL = order_of("global", 3)
 
 
+def test_feed_holds_at_most_four_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # a thread from the start
+    width, batch_rows, rows = 1 << 16, 32, 160
+    data = np.ones((rows, width), np.float32)
+    column = ColumnInfo(name="x", dtype="float32", shape=(width,))
+    gather = RowGather([column], [rows], lambda _: {"x": data})
+    order = make_order(ShuffleSpec(mode="global", lanes=1), rows, [rows], batch_rows)
+    feed = CachedFeed(FeedSchema(columns=(column,)), "train", "content", gather, order, FeedShare(batch_rows=batch_rows))
+    batch_bytes = batch_rows * width * 4
+    assert batch_bytes == 2 * GROUP_BYTES
+    tracemalloc.start()
+    for epoch in range(3):
+        for batch in feed.batches(epoch):
+            assert (batch.columns["x"] @ torch.ones(width, 4)).shape == (batch_rows, 4)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert batch_bytes < peak < 4.2 * batch_bytes
+
+
 def test_only_requested_columns_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
     assert [column.name for column in feed.schema.columns] == ["label", "x"]
     assert list(next(feed.batches(0)).columns) == ["label", "x"]
-    whole = next(open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL).batches(0))
+    whole = next(open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL).batches(0))
     assert set(whole.columns) == {"x", "image", "label"}  # and not where the rows came from
     with pytest.raises(KeyError, match="nosuch"):
-        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
+        open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
 
 
 def test_missing_split_is_named(storage: Storage, manifest: DatasetManifest) -> None:
     with pytest.raises(DataError, match=r"'test'; splits with rows: train"):
-        open_cached_feed(storage, manifest, "test", batch_rows=10, order=GLOBAL)
+        open_cached_feed([(storage, manifest)], "test", batch_rows=10, order=GLOBAL)
 
 
 @pytest.mark.parametrize("wrong", [{"order": Order(mode="none", rows=5)}, {"rank": 2}, {"batch_rows": 0}, {"prefetch": -1}])
 def test_invalid_arguments_are_refused(storage: Storage, manifest: DatasetManifest, wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        open_cached_feed(storage, manifest, "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
+        open_cached_feed([(storage, manifest)], "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
 
 
 def test_a_missing_shard_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
     storage.delete(manifest.shards[2].path)
     with pytest.raises(DataError, match=f"{manifest.shards[2].path} is missing"):
-        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+        open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL)
 
 
 def test_shard_of_wrong_size_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, storage.read_bytes(path)[:-1])
     with pytest.raises(DataError, match=path):
-        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+        open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL)
 
 
 def test_damaged_shard_file_ends_epoch_with_its_name(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, b"x" * manifest.shards[1].size_bytes)
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL)
     with pytest.raises(DataError, match=path):
         list(feed.batches(0))
 
@@ -98,7 +118,7 @@ def test_shard_that_differs_from_manifest_is_refused(storage: Storage, manifest:
     columns = (ColumnInfo(name="x", dtype="float32", shape=(4,)),)
     wrong = manifest.model_copy(update={"feed_schema": FeedSchema(columns=columns)})
     with pytest.raises(DataError, match=r"rows of x: float32\[5\], the manifest lists \d+ rows of x: float32\[4\]"):
-        list(open_cached_feed(storage, wrong, "train", batch_rows=10, order=GLOBAL).batches(0))
+        list(open_cached_feed([(storage, wrong)], "train", batch_rows=10, order=GLOBAL).batches(0))
 
 
 def test_remote_shards_are_fetched_once_and_named_by_content(
@@ -108,7 +128,7 @@ def test_remote_shards_are_fetched_once_and_named_by_content(
     get_file = Storage.get_file
     monkeypatch.setattr(Storage, "get_file", lambda self, path, local: (fetched.append(path), get_file(self, path, local)))
     for _ in range(2):
-        for batch in open_cached_feed(remote, manifest, "train", batch_rows=100, order=GLOBAL).batches(0):
+        for batch in open_cached_feed([(remote, manifest)], "train", batch_rows=100, order=GLOBAL).batches(0):
             check_values(batch)
     assert sorted(fetched) == sorted(shard.path for shard in manifest.shards)
     names = {path.name for path in (tmp_path / "cache").rglob("*.arrow")}
@@ -129,7 +149,7 @@ def test_rank_fetches_all_its_shards_ahead(remote: Storage, tmp_path: Path, monk
     monkeypatch.setattr(Storage, "get_file", noted)
     for mine, rank in enumerate((0, 3)):
         order = order_of(mode, 5 + mine)
-        feed = open_cached_feed(remote, manifest, "train", batch_rows=ROWS, order=order, rank=rank, world_size=4)
+        feed = open_cached_feed([(remote, manifest)], "train", batch_rows=ROWS, order=order, rank=rank, world_size=4)
         (batch,) = feed.batches(0)
         needed = {shard_of(manifest, row) for row in batch.row_ids.tolist()}
         assert len(fetched) == len(needed), "no other rank's shards" if len(fetched) > len(needed) else "all of its own"
@@ -156,7 +176,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(10):
-            feed = open_cached_feed(remote, manifest, "train", batch_rows=20, order=order)
+            feed = open_cached_feed([(remote, manifest)], "train", batch_rows=20, order=order)
             for batches in zip(*(feed.batches(epoch) for epoch in range(6)), strict=True):
                 for batch in batches:
                     check_values(batch)
@@ -169,7 +189,7 @@ def test_changing_a_batch_does_not_change_others(
     storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # read ahead from the start
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
     weights = torch.ones(5, requires_grad=True)
     losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
     torch.stack(losses).sum().backward()
@@ -182,7 +202,7 @@ def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     storage = Storage(f"{s3_bucket}/state")
     manifest = write_dataset(storage, tmp_path / "scratch", 3)
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=100, order=GLOBAL)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=100, order=GLOBAL)
     seen = []
     for batch in feed.batches(0):
         check_values(batch)
@@ -210,7 +230,7 @@ def test_batches_are_equal_with_and_without_thread(
     for cost in ("HAND_OVER_S", "OTHER_CACHE_S"):
         monkeypatch.setattr(f"penstock.ingest.feed.read_ahead.{cost}", -1e-6)
     order = order_of(mode, 3)
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=20, order=order, rank=1, world_size=2)
     with torch.inference_mode():
         batches = list(feed.batches(0))
     ids = order.ids(0, 0, ROWS)
@@ -299,10 +319,10 @@ def test_unshuffled_stream_yields_batches_of_cached_dataset(tmp_path: Path, by_l
     storage = Storage(str(tmp_path / "storage"))
     manifest = write_dataset(storage, tmp_path / "scratch", 5, lists=True)
     order = Order(mode="none", rows=ROWS, by_length=by_length)
-    whole = list(open_cached_feed(storage, manifest, "train", batch_rows=40, order=order).batches(1))
+    whole = list(open_cached_feed([(storage, manifest)], "train", batch_rows=40, order=order).batches(1))
     for rank, start in ((0, 0), (1, 0), (1, len(whole) // 2)):
         place: dict[str, Any] = {"batch_rows": 40, "order": order, "rank": rank, "world_size": 2}
-        cached = open_cached_feed(storage, manifest, "train", **place)
+        cached = open_cached_feed([(storage, manifest)], "train", **place)
         content = cached.state_dict()["content"]
         parts = np.split(np.arange(ROWS), [7, 500])
         stream = StreamFeed(

@@ -33,7 +33,7 @@ def order_of(manifest: DatasetManifest, **shuffle: Any) -> Order:
 
 
 def opened(storage: Storage, manifest: DatasetManifest, order: Order, **place: Any) -> CachedFeed:
-    return open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, **place)
+    return open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order, **place)
 
 
 WINDOWS = {"mode": "windowed", "window_of": "shards", "window_rows": 200}

@@ -73,7 +73,13 @@ def opened(prepared: tuple[Source, DatasetManifest]) -> Callable[..., CachedFeed
         source, manifest = prepared
         order = make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS)
         return open_cached_feed(
-            source.storage, manifest, "train", batch_rows=BATCH, order=order, rank=rank, world_size=world_size, columns=columns
+            [(source.storage, manifest)],
+            "train",
+            batch_rows=BATCH,
+            order=order,
+            rank=rank,
+            world_size=world_size,
+            columns=columns,
         )
 
     return open_it
@@ -233,7 +239,7 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
     lists = pa.table({"x": pa.array([[1, 2], [], [3]], pa.list_(pa.int64()))})
     source = Source.of(tmp_path, {"train/a.parquet": lists}, [{"ragged": {"columns": ["x"], "dtype": dtype, "pad_value": 7}}])
     order = make_order(ShuffleSpec(mode="none"), 3)
-    batch = next(open_cached_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
+    batch = next(open_cached_feed([(source.storage, source.materialize())], "train", batch_rows=3, order=order).batches(0))
     assert batch.columns["x"].dtype == getattr(torch, dtype)
     assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
 
@@ -377,7 +383,7 @@ def test_a_function_makes_the_lists(tmp_path: Path, texts: list[str], expected: 
     manifest = source.materialize()
     assert [str(column) for column in manifest.feed_schema.columns] == ["x: int16[*]"]
     order = make_order(ShuffleSpec(mode="none"), len(length))
-    batch = next(open_cached_feed(source.storage, manifest, "train", batch_rows=4, order=order).batches(0))
+    batch = next(open_cached_feed([(source.storage, manifest)], "train", batch_rows=4, order=order).batches(0))
     assert batch.columns["x"].tolist() == expected
     assert batch.columns["x_length"].tolist() == length
 

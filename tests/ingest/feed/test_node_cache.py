@@ -265,8 +265,8 @@ def slow(self, path, local):
     get_file(self, path, local)
 Storage.get_file = slow
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text()).opened(Storage(sys.argv[1]))
-rows = manifest.rows["train"]
-feed = open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=1, order=Order(mode="global", seed=3, rows=rows))
+order = Order(mode="global", seed=3, rows=manifest.rows["train"])
+feed = open_cached_feed([(Storage(sys.argv[1]), manifest)], "train", batch_rows=1, order=order)
 threading._register_atexit(ends.set)  # the last one that is registered is called first
 raise SystemExit(3)
 """
@@ -296,10 +296,10 @@ from penstock.storage import Storage
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text()).opened(Storage(sys.argv[1]))
 order = Order(mode="global", seed=3, rows=manifest.rows["train"])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
-seen = sum(b.rows for b in open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order).batches(0))
+seen = sum(b.rows for b in open_cached_feed([(Storage(sys.argv[1]), manifest)], "train", batch_rows=10, order=order).batches(0))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
-    open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order)
+    open_cached_feed([(Storage(sys.argv[1]), manifest)], "train", batch_rows=10, order=order)
 except PreflightError as error:
     print(seen, error)
 """
@@ -333,7 +333,7 @@ def test_windowed_order_reads_dataset_larger_than_cache(
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(budget))
     order = order_of("global", 3)
     with pytest.raises(PreflightError, match=r"shuffle\.mode: global needs all"):
-        open_cached_feed(remote, manifest, "train", batch_rows=1, order=order)
+        open_cached_feed([(remote, manifest)], "train", batch_rows=1, order=order)
     if mode == "windowed":
         shards = tuple(shard.rows for shard in manifest.shards)
         order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=60, shards=ShardRows.of(shards))
@@ -341,7 +341,7 @@ def test_windowed_order_reads_dataset_larger_than_cache(
         order = order_of("none", 0)
     seen: list[int] = []
     for epoch in range(2):
-        for batch in open_cached_feed(remote, manifest, "train", batch_rows=1, order=order).batches(epoch):
+        for batch in open_cached_feed([(remote, manifest)], "train", batch_rows=1, order=order).batches(epoch):
             check_values(batch)
             seen += batch.row_ids.tolist()
             with open(tmp_path / "cache" / "room.lock") as lock:
@@ -357,7 +357,7 @@ def test_two_runs_share_a_small_cache(remote: Storage, tmp_path: Path, monkeypat
     orders = [
         Order(mode="windowed", seed=seed, rows=ROWS, window_rows=ROWS // 5, shards=ShardRows.of(shards)) for seed in (1, 2)
     ]
-    feeds = [open_cached_feed(remote, manifest, "train", batch_rows=16, order=order) for order in orders]
+    feeds = [open_cached_feed([(remote, manifest)], "train", batch_rows=16, order=order) for order in orders]
     seen: list[list[int]] = [[], []]
     for batches in zip(*(feed.batches(0) for feed in feeds), strict=True):
         for batch, rows in zip(batches, seen, strict=True):
@@ -374,10 +374,10 @@ def test_validation_is_read_while_train_fills_cache(remote: Storage, tmp_path: P
     needed = sum(shard.size_bytes for shard in train.shards) + 6 * max(shard.size_bytes for shard in train.shards)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed - 1))
     with pytest.raises(PreflightError, match="and some more shards"):
-        open_cached_feed(remote, train, "train", batch_rows=10, order=order_of("global", 3))
+        open_cached_feed([(remote, train)], "train", batch_rows=10, order=order_of("global", 3))
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed))
-    training = open_cached_feed(remote, train, "train", batch_rows=1, order=order_of("global", 3))
-    validation = open_cached_feed(beside, held_out, "train", batch_rows=1, order=order_of("none", 0))
+    training = open_cached_feed([(remote, train)], "train", batch_rows=1, order=order_of("global", 3))
+    validation = open_cached_feed([(beside, held_out)], "train", batch_rows=1, order=order_of("none", 0))
     for epoch in range(2):
         for feed in (training, validation):
             assert sorted(row for batch in feed.batches(epoch) for row in batch.row_ids.tolist()) == list(range(ROWS))
@@ -396,7 +396,7 @@ def test_training_starts_before_the_dataset_has_arrived(
         get_file(self, path, local)
 
     monkeypatch.setattr(Storage, "get_file", slow)
-    batches = open_cached_feed(remote, manifest, "train", batch_rows=1, order=order_of("none", 0)).batches(0)
+    batches = open_cached_feed([(remote, manifest)], "train", batch_rows=1, order=order_of("none", 0)).batches(0)
     check_values(next(batches))
     opened.set()
     assert sum(batch.rows for batch in batches) == ROWS - 1

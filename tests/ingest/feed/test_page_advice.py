@@ -55,7 +55,7 @@ def test_pages_are_prefetched_before_rows_are_read(
 ) -> None:
     manifest = write_dataset(storage, tmp_path / "scratch", 4, lists=True)
     order = make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS)
-    feed = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order)
+    feed = open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order)
     batches = list(feed.batches(1))
     for batch in batches:
         check_values(batch)
@@ -71,7 +71,7 @@ def test_pages_are_prefetched_before_rows_are_read(
 
     monkeypatch.setattr(penstock.ingest.feed.mapped_shards, "free_memory", lambda: 1 << 40)
     advised.clear()
-    plain = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order)
+    plain = open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order)
     assert [batch.row_ids.tolist() for batch in plain.batches(1)] == [batch.row_ids.tolist() for batch in batches]
     assert not advised, "what fits is the kernel's business"
 
@@ -84,7 +84,7 @@ def test_rank_prefetches_pages_of_its_rows_only(
     order = make_order(ShuffleSpec(seed=3), ROWS)
     for rank in range(3):
         asked.clear()
-        feed = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, rank=rank, world_size=3)
+        feed = open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order, rank=rank, world_size=3)
         read = [row for batch in feed.batches(0) for row in batch.row_ids.tolist()]
         assert sorted(asked) == sorted(read)
 
@@ -94,7 +94,8 @@ def test_unshuffled_rows_get_no_page_advice(
 ) -> None:
     order = make_order(ShuffleSpec(mode="none"), ROWS)
     assert (
-        sum(batch.rows for batch in open_cached_feed(storage, manifest, "train", batch_rows=64, order=order).batches(0)) == ROWS
+        sum(batch.rows for batch in open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order).batches(0))
+        == ROWS
     )
     assert not advised
 

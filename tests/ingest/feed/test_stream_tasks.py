@@ -100,15 +100,6 @@ def test_resume_prepares_no_unit_before_its_window(tmp_path: Path) -> None:
     assert min(found) == 600 and found.total() == ROWS - 600
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_next_epoch_is_prepared_while_the_last_rows_are_used(tmp_path: Path, ranks: int) -> None:
-    feeds = opened(counted(tmp_path), share_streams(ranks), ranks, epochs=2)
-    steps = together(feeds, 0)
-    wait_for(lambda: prepared(tmp_path, forget=False).total() > ROWS)  # nobody asks for epoch 1 yet
-    assert together(feeds, 1) != steps
-    assert prepared(tmp_path).total() == 2 * ROWS, "the last epoch begins no other"
-
-
 def test_ranks_started_again_read_the_same_rows(tmp_path: Path) -> None:
     actor, prepare = share_streams(2), counted(tmp_path)
     straight = together(opened(prepare, None, 1), 0)

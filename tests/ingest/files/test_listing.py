@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import gzip
 import hashlib
 import http.server
 import threading
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,6 +161,46 @@ class Hub(MemoryFileSystem):
         return {name: self.info(name) for name in super().find(path, **{**options, "detail": False})}
 
 
+class Many(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Lists 20,000 objects with the facts that S3 gives of each."""
+
+    protocol = "many"
+    cachable = False
+    isfile = exists = lambda self, path, **options: False
+    ls = lambda self, path, **options: []  # noqa: E731
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("many://")
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"many://{name}"
+
+    def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:  # type: ignore[override]
+        return {of["name"]: of for of in (self._facts(f"{path}/part-{number:07d}.parquet", number) for number in range(20_000))}
+
+    def _facts(self, name: str, number: int) -> dict[str, Any]:
+        facts = {
+            "ETag": f'"{number:032x}"',
+            "LastModified": dt.datetime(2026, 11, 28, tzinfo=dt.UTC),
+            "StorageClass": "STANDARD",
+        }
+        return {"Key": name, **facts, "Size": 1 << 20, "size": 1 << 20, "type": "file", "name": name}
+
+
+def test_listing_of_many_objects_takes_under_1_kb_each(tmp_path: Path) -> None:
+    fsspec.register_implementation("many", Many, clobber=True)
+    data = DataSpec(format="parquet", train="many://bucket/rows")
+    tracemalloc.start()
+    try:
+        files = list_source(data, tmp_path, (".parquet",)).files
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(files) == 20_000 and files[7].fingerprint == f"{7:032x}"
+    assert kept / len(files) < 560 and peak / len(files) < 900
+
+
 class Guarded(MemoryFileSystem):
     """Lists folder by folder, as a store of sftp does, and not what is in one called `closed`."""
 
@@ -218,7 +260,8 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path, {"all/a.csv": "x", "all/test/b.csv": "x"})
     with pytest.raises(DataError, match="two splits") as caught:
         names(tmp_path, train="all", test="all/test")
-    assert "b.csv is in data.train and in data.test" in caught.value.problems[0]
+    file = f"{tmp_path}/all/test/b.csv"
+    assert caught.value.problems == (f"{file} in data.test is {file} in data.train",)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from PIL import Image
 from penstock.errors import DataError
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.read.snapshot import iterate_rows
+from tests.ingest.preparing import Source
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
@@ -20,6 +21,10 @@ def picture(format: str) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(buffer, format)
     return buffer.getvalue()
+
+
+def flipped(content: bytes, from_end: int) -> bytes:
+    return content[:-from_end] + bytes([content[-from_end] ^ 1]) + content[len(content) - from_end + 1 :]
 
 
 def refusal(folder: Path, format: str, files: dict[str, str | bytes], **options: Any) -> str:
@@ -62,17 +67,21 @@ def test_the_class_is_the_first_folder_below_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("cut.jpg", picture("JPEG")[:-100], "damaged or cut off"),
-        ("cut.png", picture("PNG")[:-20], "damaged or cut off"),
-        ("cut.bmp", picture("BMP")[:-50], "damaged or cut off"),
-        ("page.jpg", b"<html>404</html>", "not a JPEG, PNG, BMP, WebP, TIFF or GIF image (this is an HTML page"),
+        ("cut.jpg", picture("JPEG")[:-100], "row 0 (from 0): image file is truncated"),
+        ("cut.png", picture("PNG")[:-100], "row 0 (from 0): the PNG is damaged or ends early: Truncated File Read"),
+        ("endless.png", picture("PNG")[:-12], "row 0 (from 0): the PNG is damaged or ends early: truncated PNG file"),
+        ("flipped.png", flipped(picture("PNG"), 13), "row 0 (from 0): the PNG is damaged or ends early: broken PNG file"),
+        ("cut.bmp", picture("BMP")[:-50], "row 0 (from 0): image file is truncated"),
+        ("page.jpg", b"<html>404</html>", "row 0 (from 0): not a JPEG, PNG, BMP, WebP, TIFF or GIF image"),
         ("empty.png", b"", "empty (zero bytes)"),
     ],
 )
 def test_a_broken_picture_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    text = refusal(tmp_path, "images", {"cat/good.jpg": picture("JPEG"), f"cat/{name}": content})
-    assert message in text
-    assert str(tmp_path / "cat" / name) in text
+    files: dict[str, Any] = {"train/cat/good.jpg": picture("JPEG"), f"train/cat/{name}": content}
+    with pytest.raises(DataError) as caught:
+        Source.of(tmp_path, files, ["label_encoder"], format="images", label="label").materialize()
+    assert message in str(caught.value)
+    assert str(tmp_path / "train" / "cat" / name) in str(caught.value)
 
 
 def test_a_picture_outside_class_folders_is_refused_only_where_the_label_is_wanted(tmp_path: Path) -> None:

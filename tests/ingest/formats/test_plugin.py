@@ -21,7 +21,6 @@ from penstock.ingest.formats import registry, section
 from penstock.ingest.formats.reader import FileFacts
 from penstock.plugins import Plugins
 from tests import ROOT
-from tests.drills.project import Command
 from tests.plugin_package import install_package
 
 PAGE = (ROOT / "docs" / "extend" / "format.md").read_text(encoding="utf-8")
@@ -88,26 +87,47 @@ def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+SHOWN = """
+import json, pickle, sys
+from penstock.errors import SpecError
+from penstock.flows.spec_file import load_spec, schema_json
+loaded = load_spec(sys.argv[1])
+imported = [module for module in ("acme_fixed", "torch", "ray") if module in sys.modules]
+refused = {}
+for override in sys.argv[2:]:
+    try:
+        load_spec(sys.argv[1], [override])
+    except SpecError as error:
+        refused[override] = error.problems
+from penstock.tasks.records.keys import stage_keys
+inputs = stage_keys(loaded.project, lambda *_: None)["read"].inputs
+sent = pickle.dumps(loaded.spec.data)
+back = pickle.loads(sent) == loaded.spec.data
+schema = json.loads(schema_json())
+print(json.dumps(dict(imported=imported, refused=refused, inputs=inputs, sent=sent.hex(), back=back, schema=schema)))
+"""
+
+REFUSED = {
+    "data.fixed_width.withs={a: 1}": "data.fixed_width.withs: unknown key; did you mean 'widths'?",
+    "data.fixed_width={}": "data.fixed_width.widths: missing; this key is required",
+    "data.format=fixed_with": "python, fixed_width; did you mean 'fixed_width'?",
+}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, site: Path) -> dict[str, Any]:
+    """What one process shows of the package and a pipeline file that names its format."""
+    return in_process(site, SHOWN, str(make_project(tmp_path_factory.mktemp("widths"))), *REFUSED)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("data.fixed_width.withs={a: 1}", "data.fixed_width.withs: unknown key; did you mean 'widths'?"),
-        ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is required"),
-        (
-            "data.format=fixed_with",
-            "python, fixed_width; did you mean 'fixed_width'?",
-        ),
-    ],
-)
-def test_check_names_what_is_wrong_with_the_options(tmp_path: Path, site: Path, override: str, said: str) -> None:
-    command = Command("check", str(make_project(tmp_path)), "--set", override, "--json", environment=found_at(site))
-    answer = command.finish(code=2)
-    assert any(said in problem for problem in answer["error"]["problems"]), answer
+@pytest.mark.parametrize("override", REFUSED)
+def test_problem_names_what_is_wrong_with_the_options(shown: dict[str, Any], override: str) -> None:
+    assert any(REFUSED[override] in problem for problem in shown["refused"][override]), shown["refused"]
 
 
-def test_the_schema_of_the_file_has_the_format_and_its_options(site: Path) -> None:
-    schema = in_process(site, "from penstock.flows.spec_file import schema_json; print(schema_json())")
+def test_the_schema_of_the_file_has_the_format_and_its_options(shown: dict[str, Any]) -> None:
+    schema = shown["schema"]
     data = schema["$defs"]["DataSpec"]
     assert data["properties"]["format"]["enum"][-2:] == ["python", "fixed_width"]
     assert "`fixed_width` (.fw): A number every so many characters" in data["properties"]["format"]["description"]
@@ -117,38 +137,34 @@ def test_the_schema_of_the_file_has_the_format_and_its_options(site: Path) -> No
     assert widths["description"].startswith("Name of a column to its width")
 
 
-KEY_INPUTS = """
-import json, sys
-from pathlib import Path
-from penstock.flows.spec_file import load_spec
-from penstock.tasks.records.keys import stage_keys
-from penstock.tasks.project import Project
-loaded = load_spec(sys.argv[1])
-print(json.dumps(stage_keys(loaded.project, lambda *_: None)["read"].inputs))
-"""
-
-
-def test_the_key_of_read_has_the_packages_version_and_the_options(tmp_path: Path, site: Path) -> None:
-    inputs = in_process(site, KEY_INPUTS, str(make_project(tmp_path)))
+def test_the_key_of_read_has_the_packages_version_and_the_options(shown: dict[str, Any]) -> None:
+    inputs = shown["inputs"]
     assert inputs["version.format"] == "acme-penstock==1.2"
     assert inputs["data.fixed_width.widths"] == {"height": 6, "weight": 8, "label": 2}
     assert not any(name.startswith("data.text") for name in inputs), "options of other formats run nothing again"
 
 
-IMPORTED = """
+ON_A_NODE = """
 import json, pickle, sys
+from penstock.errors import PreflightError
 from penstock.flows.spec_file import load_spec
-data = load_spec(sys.argv[1]).spec.data
-modules = ("acme_fixed", "torch", "ray")
-print(json.dumps({"imported": [m for m in modules if m in sys.modules], "back": pickle.loads(pickle.dumps(data)) == data}))
+answer = {}
+if len(sys.argv) > 2:
+    load_spec(sys.argv[2])
+    answer["imported"] = "acme_fixed" in sys.modules
+try:
+    answer["got"] = pickle.loads(bytes.fromhex(sys.argv[1])).format
+except PreflightError as error:
+    answer["refused"] = error.message
+print(json.dumps(answer))
 """
 
 
-def test_a_package_is_imported_only_by_files_that_name_its_format(tmp_path: Path, site: Path) -> None:
+def test_a_package_is_imported_only_by_files_that_name_its_format(tmp_path: Path, site: Path, shown: dict[str, Any]) -> None:
+    assert (shown["imported"], shown["back"]) == (["acme_fixed"], True)
     file = make_project(tmp_path)
-    assert in_process(site, IMPORTED, str(file)) == {"imported": ["acme_fixed"], "back": True}
     file.write_text(re.sub(r"  fixed_width:\n.*\n", "", file.read_text()).replace("fixed_width", "csv"))
-    assert in_process(site, IMPORTED, str(file)) == {"imported": [], "back": True}
+    assert in_process(site, ON_A_NODE, shown["sent"], str(file)) == {"imported": False, "got": "fixed_width"}
 
 
 def test_the_reader_of_the_page_names_a_broken_row(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,29 +199,11 @@ def test_a_format_with_options_cannot_have_the_name_of_a_field(monkeypatch: pyte
         section.data_spec(("label",))
 
 
-ON_A_NODE = """
-import json, pickle, sys
-from penstock.errors import PreflightError
-from penstock.flows.spec_file import load_spec
-if sys.argv[2] == "driver":
-    sent = pickle.dumps(load_spec(sys.argv[1]).spec.data).hex()
-    print(json.dumps({"sent": sent}))
-else:
-    try:
-        print(json.dumps({"got": pickle.loads(bytes.fromhex(sys.argv[2])).format}))
-    except PreflightError as error:
-        print(json.dumps({"refused": error.message}))
-"""
-
-
-def test_a_node_with_another_version_of_the_package_refuses_by_name(tmp_path: Path, site: Path) -> None:
-    file = str(make_project(tmp_path))
-    sent = in_process(site, ON_A_NODE, file, "driver")["sent"]
-    assert in_process(site, ON_A_NODE, file, sent) == {"got": "fixed_width"}
+def test_a_node_with_another_version_of_the_package_refuses_by_name(tmp_path: Path, shown: dict[str, Any]) -> None:
     (entry,) = block("toml").strip().splitlines()[1:]
     newer = install_package(tmp_path / "newer", registry.FORMATS.group, entry, block("python"), version="1.3")
     for there, said in ((newer, "acme-penstock==1.3"), (tmp_path, "nothing of that name")):
-        refused = in_process(there, ON_A_NODE, file, sent)["refused"]
+        refused = in_process(there, ON_A_NODE, shown["sent"])["refused"]
         assert refused.startswith(f"the format 'fixed_width' is acme-penstock==1.2 in the driver and {said} on ")
 
 

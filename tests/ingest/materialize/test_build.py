@@ -456,7 +456,30 @@ def test_dropped_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     assert [sum(unit["dropped"].values()) for unit in units(source, manifest)] == [0, 2, 0, 1]
     assert manifest.rows_read == 40
     assert manifest.extra["dropped"] == {"null: z": 3}
+    assert manifest.extra["first_dropped"]["null: z"].endswith("/train/part-01.parquet, row 1 (from 0)")
     assert source.column(manifest, "_row").tolist()[10:12] == [0, 3]
+
+
+def test_transforms_learn_from_kept_rows_under_drop(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, 2.0, 600.0], "z": pa.array([1.0, 2.0, None]), "y": [0, 1, 0]})
+    scaler = {"min_max_scaler": {"columns": ["x"]}}
+    source = Source.of(tmp_path, {"train/a.parquet": table}, [scaler], label="y", invalid="drop")
+    assert source.column(source.materialize(), "x").tolist() == [0.0, 1.0]
+    filled = Source.of(tmp_path, {}, [scaler, {"imputer": {"columns": ["z"]}}], label="y", invalid="drop")
+    assert filled.fit().steps[0].columns[0].scale == 599.0, "row 2 stays, so it counts"
+
+
+def test_broken_image_is_dropped_beside_good_ones(tmp_path: Path) -> None:
+    def png(value: int) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(stream, "PNG")
+        return stream.getvalue()
+
+    files = {"train/cat/a.png": png(1), "train/cat/b.png": png(2)[:50], "train/dog/c.png": png(3)}
+    source = Source.of(tmp_path, files, ["label_encoder"], format="images", label="label", invalid="drop")
+    manifest = source.materialize()
+    assert manifest.rows["train"] == 2
+    assert manifest.extra["dropped"] == {"broken image: image": 1}
 
 
 def test_labels_missing_in_train_are_counted_and_named(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import local_map
-from penstock.ingest.read import inspection
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -49,7 +48,7 @@ def _source(folder: Path, table: pa.Table, format: str) -> Source:
 def _prepared(source: Source, folder: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, DatasetManifest]:
     monkeypatch.setattr("penstock.ingest.formats.reader.CUT_BYTES", piece_bytes)
     monkeypatch.setattr("penstock.ingest.formats.csv._BLOCK_BYTES", min(piece_bytes, 4 << 20))
-    monkeypatch.setattr(inspection.pieces_of, "__defaults__", (piece_bytes,))
+    monkeypatch.setattr("penstock.ingest.preprocess.fit.PART_BYTES", piece_bytes)
     snapshot = read_source(source.data, listed(source.data, source.folder), silent)
     fitted = fit_preprocess(source.data, source.steps, snapshot, {}, silent, parallel=local_map)
     manifest = materialize(

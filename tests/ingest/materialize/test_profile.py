@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.ingest.materialize.profile import MAX_VALUES, Profiler, merged
+from penstock.ingest.materialize.profile import LIST_VALUES, MAX_VALUES, Profiler, merged
 from penstock.ingest.preprocess.problems import Origin
 
 
@@ -47,3 +47,13 @@ def test_merged_profiles_equal_numpy() -> None:
         ("1.csv", {"train": 70}, {"0": 35, "1": 35}),
         ("2.csv", {"train": 64}, {"0": 32, "1": 32}),
     ]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_of_long_lists_a_bounded_sample_is_counted(rows: int) -> None:
+    values = np.random.default_rng(rows).normal(5, 1, 40 * LIST_VALUES // rows * rows)
+    profiler = Profiler({"file:///0": ("train", "0.csv")})
+    profiler.read("train", pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), len(values) // rows)}))
+    found = profiler.profile().columns["train"]["x"]
+    assert found.rows == rows and LIST_VALUES / 2 < found.count < 2 * LIST_VALUES
+    assert found.mean == pytest.approx(5, abs=0.05)

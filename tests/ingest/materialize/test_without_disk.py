@@ -16,7 +16,6 @@ from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.stream import MemoryFeed
 from penstock.ingest.feed.stream_tasks import stream_tasks, streams_cpus
 from penstock.ingest.manifest import DatasetManifest, ShardTable
-from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.prepare import ClusterNode, PrepareSpec
 from penstock.ingest.shuffle.order import Order
@@ -61,20 +60,6 @@ def test_manifest_equals_disk_manifest_without_shards(tmp_path: Path, ray_cluste
     assert described.rows["validation"] > 0
 
 
-def test_quarantine_is_listed_without_disk_cache(tmp_path: Path, ray_cluster: None) -> None:
-    broken = pa.table({"x": pa.array([1.0, None, 3.0]), "y": [0, 1, 1]})
-    budget = {"invalid": "quarantine", "quarantine": {"max_rows": 2, "max_fraction": 1.0}}
-    source = Source.of(tmp_path, {f"train/{n}.parquet": broken for n in range(2)}, label="y", **budget)
-    described = RowSource(source.preparation(), ONE_FILE_PER_UNIT, source.storage).describe("key", silent)
-    path = dataset_quarantine_path("key")
-    table = source.storage.read_bytes(path)
-    source.storage.delete(path)
-    on_disk = source.materialize()
-    assert without_streams(described) == on_disk.model_copy(update={"table": ShardTable()})
-    assert described.rows_quarantined == pq.read_table(pa.BufferReader(table)).num_rows == 2
-    assert table == source.storage.read_bytes(path)
-
-
 def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, ray_cluster: None) -> None:
     source = source_of(tmp_path)
     small_shards = MaterializeSpec(unit_bytes=1, shard_bytes=400)
@@ -86,7 +71,7 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
         order = Order(mode="global", seed=4, rows=manifest.rows[split])
         assert dataset.size_bytes == sum(shard.size_bytes for shard in on_disk.shards_of(split))
         in_memory = MemoryFeed(dataset, batch_rows=16, order=order)
-        cached = open_cached_feed(source.storage, on_disk, split, batch_rows=16, order=order)
+        cached = open_cached_feed([(source.storage, on_disk)], split, batch_rows=16, order=order)
         assert in_memory.state_dict() == cached.state_dict()  # so either continues what the other began
         for ours, theirs in zip(in_memory.batches(1), cached.batches(1), strict=True):
             assert ours.row_ids.tolist() == theirs.row_ids.tolist()

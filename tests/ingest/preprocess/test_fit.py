@@ -86,9 +86,9 @@ def test_fit_every_kind_learns_from_train_only(tmp_path: Path, parallel: Paralle
         ({"min_max_scaler": {"columns": ["x"]}}, SEEN.min(), SEEN.max() - SEEN.min()),
         ({"max_abs_scaler": {"columns": ["x"]}}, 0.0, np.abs(SEEN).max()),
         (
-            {"robust_scaler": {"columns": ["x"], "quantile_range": [0.1, 0.9]}},
+            {"robust_scaler": {"columns": ["x"]}},
             np.median(SEEN),
-            np.subtract(*np.quantile(SEEN, [0.9, 0.1])),
+            np.subtract(*np.quantile(SEEN, [0.75, 0.25])),
         ),
     ],
 )
@@ -474,7 +474,7 @@ def test_class_folders_in_two_unicode_forms_are_one_class(tmp_path: Path) -> Non
     assert source.materialize().feed_schema.classes == (COMPOSED, "tea")
 
 
-@pytest.mark.parametrize("step", [{"ordinal": {"columns": "*"}}, {"hashing": {"columns": "*", "buckets": 9}}])
+@pytest.mark.parametrize("step", [{"ordinal": {"columns": "*"}}, {"one_hot": {"columns": "*"}}])
 def test_star_leaves_out_names_of_files(tmp_path: Path, step: dict[str, Any]) -> None:
     held = io.BytesIO()
     Image.new("RGB", (4, 4)).save(held, "PNG")

@@ -54,7 +54,6 @@ def test_transform_of_no_kind_or_two_is_refused(written: Any) -> None:
         ({"map_batches": "transforms.py"}, "pattern"),
         ({"imputer": {"columns": ["a"], "strategy": "constant"}}, "fill_value"),
         ({"imputer": {"columns": ["a"], "fill_value": 3}}, "fill_value"),
-        ({"robust_scaler": {"columns": ["a"], "quantile_range": [0.8, 0.2]}}, "must rise"),
     ],
 )
 def test_transform_wrong_option_is_named(written: Any, said: str) -> None:

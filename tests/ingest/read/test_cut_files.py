@@ -73,13 +73,13 @@ def _same(format: str, name: str, content: bytes, cut_bytes: int, chosen: tuple[
 _CUTS, _CHOSEN = st.integers(4, 60), st.tuples(st.integers(0, 30), st.integers(0, 30))
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lines=_CSV_LINES, end=st.sampled_from(["", "\n"]), cut_bytes=_CUTS, chosen=_CHOSEN)
 def test_csv(lines: list[str], end: str, cut_bytes: int, chosen: tuple[int, int]) -> None:
     _same("csv", "a.csv", "\n".join(["a,b", *lines]).encode() + end.encode(), cut_bytes, chosen)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(lines=_JSON_LINES, cut_bytes=_CUTS, chosen=_CHOSEN)
 def test_json_lines(lines: list[str], cut_bytes: int, chosen: tuple[int, int]) -> None:
     _same("json", "a.jsonl", "\n".join(lines).encode(), cut_bytes, chosen)

@@ -11,6 +11,7 @@ import pyarrow.csv
 import pytest
 
 from penstock.errors import DataError
+from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
@@ -27,6 +28,7 @@ def read_by_stage(data: DataSpec, folder: Path) -> tuple[SourceSnapshot, bool]:
         project=SimpleNamespace(source=data, files=listed(data, folder), spec=SimpleNamespace(materialize=MaterializeSpec())),
         reporter=SimpleNamespace(progress=lambda stage: silent),
         need_ray=lambda: asked.append(True),
+        parallel=lambda _stage: ray_map,
     )
     return SourceSnapshot.model_validate(STAGE.run(ctx)[0]), bool(asked)
 

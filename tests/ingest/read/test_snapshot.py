@@ -35,7 +35,10 @@ def test_a_snapshot_counts_rows_and_survives_json(tmp_path: Path) -> None:
     assert snapshot.rows == 3000
     assert [file.rows for file in snapshot.files] == [1000, 1000, 1000]
     again = SourceSnapshot.model_validate_json(snapshot.model_dump_json())
-    assert again == snapshot
+    assert again == snapshot and again.files[0].with_facts(rows=1).rows == 1
+    columns = snapshot.model_dump(mode="json")["files"]
+    assert {*columns} == {"uri", "name", "location", "size_bytes", "fingerprint", "rows", "cuts", "row_bytes"} & {*columns}
+    assert len(columns["name"]) == 3 and SourceSnapshot.model_validate(snapshot.model_dump()) == snapshot
     assert again.digest == snapshot.digest
     assert again.arrow_schema() == pa.schema({"id": pa.int64(), "x": pa.float32()})
 
@@ -98,7 +101,7 @@ def test_batches_are_in_order_and_within_one_file(tmp_path: Path, batch_rows: in
     data, snapshot = read_snapshot(source(tmp_path), "parquet")
     ids: list[int] = []
     for batch in iterate_rows(data, snapshot, snapshot.files, batch_rows):
-        part = int(batch.file.name.removeprefix("part-").removesuffix(".parquet"))
+        part = int(batch.files[0].name.removeprefix("part-").removesuffix(".parquet"))
         found = batch.table.column("id").to_pylist()
         assert found[0] == part * 1000 + batch.first_row
         assert len(found) == min(batch_rows, 1000 - batch.first_row)
@@ -110,7 +113,7 @@ def test_batches_are_in_order_and_within_one_file(tmp_path: Path, batch_rows: in
 def test_some_of_the_files_can_be_read(tmp_path: Path) -> None:
     data, snapshot = read_snapshot(source(tmp_path), "parquet")
     batches = list(iterate_rows(data, snapshot, snapshot.files[1:2]))
-    assert [batch.file.name for batch in batches] == ["part-1.parquet"]
+    assert [batch.files[0].name for batch in batches] == ["part-1.parquet"]
 
 
 def test_files_that_are_one_row_are_batched_together_and_still_named(tmp_path: Path) -> None:
@@ -118,14 +121,14 @@ def test_files_that_are_one_row_are_batched_together_and_still_named(tmp_path: P
     data, snapshot = read_snapshot(tmp_path, "text", train="*.txt", test="test", text={"rows": "file"})
     batches = list(iterate_rows(data, snapshot, snapshot.files, 4))
     assert [batch.table.num_rows for batch in batches] == [4, 4, 2, 1]
-    assert [batch.file.location for batch in batches] == ["train", "train", "train", "test"]
-    assert batches[1].where(2) == str(tmp_path / "06.txt")
+    assert [batch.files[0].location for batch in batches] == ["train", "train", "train", "test"]
+    assert batches[1].files[2].uri == str(tmp_path / "06.txt")
 
 
 def test_rows_are_named_by_file_and_index(tmp_path: Path) -> None:
     data, snapshot = read_snapshot(source(tmp_path), "parquet")
     batch = list(iterate_rows(data, snapshot, snapshot.files, 400))[1]
-    assert batch.where(5) == f"{tmp_path / 'part-0.parquet'}, row 405 (from 0)"
+    assert (batch.files[0].uri, batch.first_row) == (str(tmp_path / "part-0.parquet"), 400)
 
 
 def test_a_file_that_changed_since_the_snapshot_is_refused(tmp_path: Path) -> None:

@@ -203,9 +203,7 @@ def test_equal_rows_are_equal_and_others_differ(rows: list[dict[str, object]]) -
         (pa.array([1.5, None], pa.float64()), pa.array([1.5, None], pa.float32())),
         (pa.array([5, None], pa.date32()), pa.array([5 * 86_400_000, None], pa.timestamp("ms"))),
         (pa.array([1500, -1500], pa.timestamp("ms")), pa.array([1_500_000, -1_500_000], pa.timestamp("us"))),
-        (pa.array(["a", None, "", "a"]), pa.array(["a", None, "", "a"]).dictionary_encode()),
         (pa.array(["a", None, ""]), pa.array(["a", None, ""], pa.large_string())),
-        (pa.array(["a", None, ""]), pa.array(["a", None, ""], pa.string_view())),
         (pa.array([b"abc", None]), pa.array([b"abc", None], pa.binary(3))),
         (pa.array([[1, None], [], None], pa.list_(pa.int64())), pa.array([[1, None], [], None], pa.large_list(pa.float64()))),
         (
@@ -323,7 +321,7 @@ def codes_of(folder: Path, format: str = "parquet", **options: Any) -> dict[str,
     data, snapshot = read_snapshot(folder, format, **options)
     found: dict[str, list[int]] = {}
     for batch in iterate_rows(data, snapshot, snapshot.files, 100):
-        found.setdefault(batch.file.name, []).extend(split_codes(data, batch.table, batch.files).tolist())
+        found.setdefault(batch.files[0].name, []).extend(split_codes(data, batch.table, batch.files).tolist())
     return found
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from penstock.errors import SpecError
 from penstock.ingest.shuffle import lanes as lanes_module
 from penstock.ingest.shuffle.lanes import LaneRows, PartOf
+from penstock.ingest.shuffle.mixing_quality import chi2_by_freedom
 from penstock.ingest.shuffle.order import Order, ShardRows, make_order
 from penstock.ingest.spec import ShuffleSpec
 
@@ -210,3 +211,61 @@ def test_ids_of_many_lanes_and_shards_are_exact_at_the_end() -> None:
     rows = LaneRows([10**9 + 7] * 1000, 256, seed=9)
     ids = rows.ids_at(5, np.arange(rows.rows - 1000, rows.rows))
     assert len(set(ids.tolist())) == 1000 and ids.min() >= 0 and ids.max() < rows.rows
+
+
+def order_of_stream(units: list[int], lanes: int | str = "auto", unit_bytes: int = 1 << 30, **shuffle: Any) -> Order:
+    spec = ShuffleSpec.model_validate({"mode": "windowed", "lanes": lanes, "seed": 3, **shuffle})
+    return make_order(spec, sum(units), units, batch_rows=64, unit_bytes=[unit_bytes] * len(units))
+
+
+@pytest.mark.parametrize(
+    ("units", "unit_bytes", "lanes"),
+    [
+        ([100] * 64, 1 << 30, 8),  # 10 units are a window
+        ([100] * 64, 1 << 24, 64),  # or 64 are 1 GiB
+        ([100] * 64, 1 << 25, 32),
+        ([100] * 7 + [300], 1, 2),  # no lane is smaller than a unit
+        ([1000], 1, 1),
+    ],
+)
+def test_auto_lanes_of_a_stream_hold_a_unit_each(units: list[int], unit_bytes: int, lanes: int) -> None:
+    order = order_of_stream(units, unit_bytes=unit_bytes, window_rows=1000)
+    assert (order.lanes, order.version) == (lanes, 3 if lanes > 1 else 1)
+
+
+def test_lane_smaller_than_a_unit_of_a_stream_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"4 lanes of 250 rows are smaller than the stream's largest unit .* which has 300"):
+        order_of_stream([100] * 7 + [300], lanes=4, window_rows=100)
+
+
+def test_unit_cut_between_lanes_is_needed_at_once_in_both() -> None:
+    units, window = [97, 250, 131, 60, 199, 240, 17, 222] * 16, 2000
+    order = order_of_stream(units, lanes=8, window_rows=window)
+    lane_rows = order.lane_rows
+    assert lane_rows.window_rows <= window
+    for epoch in (0, 1):
+        ids = order.ids(epoch, 0, order.rows)
+        assert np.bincount(ids).tolist() == [1] * order.rows
+        of_unit = np.cumsum(units).searchsorted(ids, side="right")
+        cut = 0
+        for unit, rows in enumerate(units):
+            places = np.flatnonzero(of_unit == unit)
+            first, last = places.min() // 8, places.max() // 8
+            if len(set((places % 8).tolist())) > 1:
+                cut += 1
+                assert last < rows + window // 8 or first >= order.rows // 8 - rows - window // 8
+            assert last - first < rows + 2 * (window // 8)
+        assert cut >= 6
+        shard, lane, ends = lane_rows.part_uses(epoch)
+        for unit in range(len(units)):
+            places = np.flatnonzero(of_unit == unit)
+            assert set(lane[shard == unit].tolist()) == set((places % 8).tolist())
+            assert places.max() < ends[shard == unit].max() <= places.max() + 1 + window + 8
+
+
+def test_lanes_of_a_stream_mix_better_than_one_window() -> None:
+    units = [1000] * 1000
+    one = chi2_by_freedom(order_of_stream(units, lanes=8, window_rows=16_000), 512)
+    many = chi2_by_freedom(order_of_stream(units, lanes=64, window_rows=64_000), 512)
+    assert one is not None and many is not None
+    assert many < 5 < one < 70, "one window of neighbours: 500"

@@ -207,7 +207,7 @@ def test_a_sample_needs_all_rows() -> None:
 
 def opened(storage: Storage, manifest: DatasetManifest, sample: dict[str, Any], **place: Any) -> CachedFeed:
     order = make_order(ShuffleSpec(seed=5, sample=SampleSpec(**sample)), FEED_ROWS)
-    return open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, **place)
+    return open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order, **place)
 
 
 def test_sampled_feed_resumes_anywhere_on_any_ranks(storage: Storage, manifest: DatasetManifest) -> None:

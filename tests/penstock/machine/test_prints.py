@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from penstock.flows.run.reporter import TerminalReporter
+from penstock.flows.run.reporter import ConsoleReporter
 from penstock.ingest.phases import count_fetched
 from penstock.machine.prints import (
     MAX_LINES,
@@ -161,7 +161,7 @@ def test_line_above_a_progress_bar_is_printed_once(monkeypatch: pytest.MonkeyPat
 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    reporter = TerminalReporter()
+    reporter = ConsoleReporter()
     with passing_prints(lambda line: reporter.report(f"train: {line}")):
         reporter.progress("train")(1, 2, "steps")
         print("hello")

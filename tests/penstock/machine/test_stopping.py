@@ -117,7 +117,7 @@ def test_signal_during_fork_is_kept_and_leaves_no_lock(monkeypatch: pytest.Monke
         os.waitpid(child, 0)
         signal.pause()
     free: list[bool] = []
-    other = threading.Thread(target=lambda: free.append(lock.acquire(timeout=5)) or lock.release())
+    other = threading.Thread(target=lambda: free.append(lock.acquire(timeout=60)) or lock.release())
     other.start()
     other.join()
     assert free == [True] and request.received == [signal.SIGINT]

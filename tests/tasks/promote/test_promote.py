@@ -388,14 +388,6 @@ def test_rolled_back_weights_never_get_alias_by_a_run(tmp_path: Path) -> None:
     assert house.promote(again, weights="of 3").moved and house.holder() == again.version
 
 
-def test_comparison_of_many_rows_uses_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(tmp_path)
-    house.promote(house.version(1.0))
-    monkeypatch.setattr("penstock.tasks.promote.compare.MOST_SCORES", 7)
-    found = house.promote(house.version(1.5))
-    assert found.moved and found.rows == 7 and found.reason.endswith("on the same 7 rows; these are the first of them")
-
-
 def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
@@ -425,7 +417,7 @@ def test_promote_counts_rows_neither_answers(tmp_path: Path) -> None:
     assert not none.moved and f"the new version answers none of {house.manifest.rows['test']} rows" in none.reason
 
 
-def test_promote_counts_unanswered_rows_without_label() -> None:
+def test_promote_counts_rows_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     class Answers:
         schema, can_predict = TWO, True
 
@@ -440,9 +432,14 @@ def test_promote_counts_unanswered_rows_without_label() -> None:
             chances = [None if error else [0.6, 0.4] for error in errors]
             return pd.DataFrame({"prediction": [0] * 4, "probabilities": chances, "error": errors})
 
-    rows = [pa.table({"x": [0.0] * 4})]
-    found = compare.compare_models(cast("Any", Answers(0, 1)), cast("Any", Answers(1)), "accuracy", rows)
-    assert (found.paired.rows, found.unanswered, found.lost, found.neither) == (2, 0, 1, 1)
+    rows = [pa.table({"x": [0.0] * 4})] * 3
+    new, holder = cast("Any", Answers(0, 1)), cast("Any", Answers(1))
+    found = compare.compare_models(new, holder, "accuracy", rows[:1])
+    assert (found.paired.rows, found.unanswered, found.lost, found.neither, found.cut) == (2, 0, 1, 1, False)
+    monkeypatch.setattr(compare, "MOST_SCORES", 7)  # two rows a table, of two classes
+    found = compare.compare_models(new, holder, "accuracy", rows)
+    assert found.paired.rows == 4 and found.cut, "the third table is not read"
+    assert not compare.compare_models(new, holder, "accuracy", rows[:2]).cut
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.records.changes import Before, changes, why_run
+from penstock.tasks.records.changes import changes, why_run
 from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Run
 from tests.drills.project import make_project
 
 
-def side(file: Path, run: str, overrides: tuple[str, ...] = ()) -> Before:
+def side(file: Path, run: str, overrides: tuple[str, ...] = ()) -> Run:
     loaded = load_spec(file, overrides)
     project = loaded.project
     keys = stage_keys(project, lambda _stage, _key: None)
-    return Before(run=run, spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys)
+    return Run(run=run, pipeline="p", created="", spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys)
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -38,19 +39,19 @@ def test_change_of_code_names_the_definition(tmp_path: Path) -> None:
         "code: transforms.py:scale, model.py:Net",
         "spec: train.epochs: 6 -> 9",
     ]
-    assert why_run("train", after.keys["train"], before, after) == [
+    assert why_run("train", after.keys["train"], before, after.run) == [
         "train.epochs: 6 -> 9",
         "code: model.py:Net changed",
     ]
-    assert why_run("preprocess", after.keys["preprocess"], before, after) == [
+    assert why_run("preprocess", after.keys["preprocess"], before, after.run) == [
         "code: transforms.py:scale changed",
         "read has changed",
     ]
     key = after.keys["train"]
     prepared = key.model_copy(update={"inputs": {**key.inputs, "rows.order": "1e82632c", "rows.seed": 0}})
-    assert why_run("train", prepared, after, after) == ["its rows had not been prepared before"]
-    assert why_run("read", after.keys["read"], None, after) == ["it has never run"]
-    assert why_run("read", before.keys["read"], before, before) == ["it was not finished before"]
+    assert why_run("train", prepared, after, after.run) == ["its rows had not been prepared before"]
+    assert why_run("read", after.keys["read"], None, after.run) == ["it has never run"]
+    assert why_run("read", before.keys["read"], before, before.run) == ["it was not finished before"]
 
 
 def test_other_class_is_named_once_without_shared_code(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_other_class_is_named_once_without_shared_code(tmp_path: Path) -> None:
     assert changes(net, plain).code == ("model.py:HERE", "model.py:Net", "model.py:Plain", "smoothing.txt", "width.txt")
     edit(file.parent / "model.py", "return 1\n", "return 3\n")
     edited = side(file, "Plain", ("train.recipe=model.py:Plain",))
-    assert why_run("train", edited.keys["train"], plain, edited) == ["code: model.py:Plain changed"]
+    assert why_run("train", edited.keys["train"], plain, edited.run) == ["code: model.py:Plain changed"]
 
 
 def test_comments_and_unreached_code_are_not_changes(tmp_path: Path) -> None:

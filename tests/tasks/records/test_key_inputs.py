@@ -20,7 +20,7 @@ from tests.tasks.records.test_keys import HELPERS, MODEL, PREPARED, changed, mak
 
 PIPELINE = """\
 name: keys
-data: {format: csv, train: rows/, label: y, validation: {fraction: 0.5}, invalid: quarantine}
+data: {format: csv, train: rows/, label: y, validation: {fraction: 0.5}, invalid: drop}
 preprocess:
   - map_batches: transforms.py:scale
 train: {recipe: model.py:Net, batch_rows: 8, callbacks: [{early_stopping: {patience: 3}}]}
@@ -41,7 +41,6 @@ OF_FIELD: dict[str, set[StageName]] = {
     "data.invalid": {"preprocess"},
     "data.any_type": {"preprocess"},
     "data.images": {"preprocess", "register"},
-    "data.quarantine": {"materialize"},
     "data.duplicates": {"materialize"},
     "preprocess": {"preprocess"},
     "materialize": {"materialize"},
@@ -114,7 +113,7 @@ def write(name: str, text: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 
 
 def other_versions(_folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keys, "_version", lambda _name: "0.1")
+    patch.setattr(keys, "version_of", lambda _name: "0.1")
 
 
 def other_schema(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +158,7 @@ def test_each_input_of_a_stage_changes_its_key(tmp_path: Path, monkeypatch: pyte
         if nothing or stage not in of_field(path):
             continue
         tried += 1
-        project = Project(with_other(loaded.spec, path), loaded.project.base_dir, {})
+        project = Project(with_other(loaded.spec, path), loaded.project.base_dir)
         after = stage_keys(project, lambda each, _key: PREPARED.get(each))
         assert stage in changed(before, after), path
     assert tried
@@ -183,7 +182,7 @@ def test_fields_that_decide_nothing_change_no_key(tmp_path: Path) -> None:
     before = keys_in(tmp_path)
     for path in leaves(loaded.spec):
         if path != "tracking.registry" and any(f"{path}.".startswith(f"{each}.") for each in DECIDE_NOTHING):
-            project = Project(with_other(loaded.spec, path), loaded.project.base_dir, {})
+            project = Project(with_other(loaded.spec, path), loaded.project.base_dir)
             assert changed(before, stage_keys(project, lambda each, _key: PREPARED.get(each))) == set(), path
 
 

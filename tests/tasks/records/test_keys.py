@@ -180,6 +180,25 @@ def test_added_file_changes_read_key_and_is_named(tmp_path: Path) -> None:
     assert changed_inputs(before["read"].inputs, after["read"].inputs) == ["files: added train/b.csv"]
 
 
+def test_many_files_are_one_input_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tasks.records.keys._FILES_NAMED", 0)
+    file = make(tmp_path)
+    before = keys_of(file)
+    (tmp_path / "rows" / "b.csv").write_text("x,y\n3,0\n")
+    after = keys_of(file)
+    assert [*after["read"].inputs["files"]] == ["train/*"]
+    assert "read" in changed(before, after)
+    assert changed_inputs(before["read"].inputs, after["read"].inputs) == ["files: changed train/*"]
+    # Train has as many files as are named, whatever another split has.
+    monkeypatch.setattr("penstock.tasks.records.keys._FILES_NAMED", 2)
+    (tmp_path / "held").mkdir()
+    for number in range(3):
+        (tmp_path / "held" / f"{number}.csv").write_text(f"x,y\n{number},1\n")
+    held = keys_of(file, "data.test=held/")["read"].inputs["files"]
+    assert [*held] == ["train/a.csv", "train/b.csv", "test/*"]
+    assert keys_of(file)["read"].inputs["files"].items() < held.items()
+
+
 @pytest.mark.parametrize("location", ["./rows", "rows", "elsewhere/rows/", "rows/*.csv"])
 def test_same_files_at_other_address_keep_keys(tmp_path: Path, location: str) -> None:
     file = make(tmp_path)

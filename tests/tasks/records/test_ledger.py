@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import ResumeError
 from penstock.flows.run.repair import repair_run
 from penstock.storage import Storage
+from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Ledger, StageRecord
 
 
@@ -74,6 +75,34 @@ def test_number_of_torn_attempt_is_not_reused(tmp_path: Path) -> None:
     assert [attempt.number for attempt in ledger.attempts("r")] == [1, 3]
     storage.write_bytes("runs/r/attempts/0003.json.bak", b"{}")
     assert ledger.new_attempt("r").number == 4
+
+
+def test_attempts_are_read_back_to_the_newest_closed_one(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    assert ledger.left_open("r", []) == []
+    made = [ledger.new_attempt("r") for _ in range(5)]
+    missed = {"status": "done", "prefect_missed_end": True}
+    for attempt, end in zip(made, ({"status": "done"}, {"status": "done"}, {"status": "killed"}, missed), strict=False):
+        ledger.save_attempt("r", attempt.model_copy(update=end))
+    numbers = ledger.attempt_numbers("r")
+    assert [attempt.number for attempt in ledger.left_open("r", numbers)] == [4, 5]
+    storage.write_bytes("runs/r/attempts/0005.json", b"{")
+    assert [attempt.number for attempt in ledger.left_open("r", numbers)] == [4]
+    assert ledger.new_attempt("r", number=max(numbers) + 1).number == 6
+
+
+def test_training_of_a_done_run_is_noted_once(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    train = StageKey(stage="train", key="k", inputs={})
+    run = ledger.new_run("p", {}).model_copy(update={"keys": {"train": train}})
+    note = tmp_path / "pipelines" / "p" / "trainings" / "k.json"
+    ledger.note_training(run)
+    note.unlink()
+    ledger.note_training(run.model_copy(update={"done_key": "k"}))
+    assert not note.exists()
+    ledger.note_training(run.model_copy(update={"done_key": "another"}))
+    assert note.exists()
 
 
 def test_done_run_is_not_killed_during_its_last_seconds(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_runs_of_other_pipelines_stay_with_shared_rows() -> None:
 
 
 def test_rows_in_use_stay_and_old_runs_go() -> None:
-    plan = plan_cleanup(inventory([run(day) for day in range(1, 5)], rows_in_use="run x is at work"), "p", TWO)
+    plan = plan_cleanup(inventory([run(day) for day in range(1, 5)], at_work={"x": "run x is at work"}), "p", TWO)
     assert {each.kind for each in plan.deletions} == {"run"} and plan.rows_stay == "run x is at work"
 
 

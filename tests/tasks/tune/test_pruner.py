@@ -24,7 +24,7 @@ def swept(spec: TuneSpec, pruner: Pruner, numbers: range) -> list[Trial]:
         ended: dict[str, Any] = {"state": "done", "value": number + 0.25}
         for step in range(1, 5):
             reports.append(Report(step=10 * step, value=number + 1.0 / step))
-            if pruner.report(number, reports[-1].value):
+            if pruner.report(number, len(reports), reports[-1].value):
                 ended = {"state": "stopped", "value": reports[-1].value}
                 break
         found.append(Trial(number=number, values={"a": number}, reports=reports, **ended))
@@ -45,6 +45,12 @@ def test_worse_trials_stop_the_same_after_a_replay(scheduler: str) -> None:
 def test_no_scheduler_stops_no_trial() -> None:
     spec = spec_of("none")
     assert {trial.state for trial in swept(spec, Pruner(spec), range(1, 9))} == {"done"}
+
+
+def test_trial_without_a_number_counts_as_failed() -> None:
+    spec = spec_of("median")
+    lost = [Trial(number=number, values={"a": 1}, state="done", value=float("nan")) for number in range(1, 5)]
+    assert {trial.state for trial in swept(spec, Pruner(spec, lost), range(5, 7))} == {"done"}, "there is no median of them"
 
 
 def test_max_mode_keeps_the_higher_trials() -> None:

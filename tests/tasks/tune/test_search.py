@@ -29,7 +29,7 @@ SPACE = {
 
 
 def test_grid_changes_the_last_key_fastest() -> None:
-    spec = TuneSpec.model_validate({"space": {"a": {"grid": [1, 2]}, "b": {"grid": ["x", "y", "z"]}}, "searcher": "grid"})
+    spec = TuneSpec.model_validate({"space": {"a": {"choice": [1, 2]}, "b": {"choice": ["x", "y", "z"]}}, "searcher": "grid"})
     assert [tuple(each.values()) for each in proposals(spec)] == [(1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z")]
     assert len(proposals(spec.model_copy(update={"trials": 4}))) == 4
 
@@ -70,13 +70,14 @@ def test_tpe_proposes_nearer_to_the_best() -> None:
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"space": {"a": {"choice": [1], "grid": [1]}}}, "choice and grid"),
+        ({"space": {"a": {"choice": [1], "range": [1, 2]}}}, "choice and range"),
         ({"space": {"a": {}}}, "has none"),
         ({"space": {"a": {"range": [2, 1]}}}, "2 is not below 1"),
         ({"space": {"a": {"log_range": [0, 1]}}}, "begins above 0"),
-        ({"space": {"a": {"grid": [1]}}}, "needs searcher: grid"),
-        ({"space": {"a": {"choice": [1]}}, "searcher": "grid"}, "goes through lists"),
+        ({"space": {"a": {"range": [1, 2]}}, "searcher": "grid"}, "goes through lists; give `choice:"),
         ({"space": {"name": {"choice": ["x"]}}}, "name cannot be tuned"),
+        ({"space": {"train.workers": {"choice": [1, 4]}}}, "train.workers cannot be tuned: it is the same for all trials"),
+        ({"space": {"train.resources.TPU": {"choice": [1, 4]}}}, "train.resources.TPU cannot be tuned"),
         ({"space": {"train.params": {"choice": [{}]}, "train.params.x": {"choice": [1]}}}, "are both in the space"),
         ({"space": {"a": {"range": [1, 9]}}, "scheduler": "pbt"}, "Input should be 'none', 'asha' or 'median'"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
+from penstock.training.checkpoint.journal import read_journal, seal_points, truncate_journal
 from penstock.training.events import Point
 
 
@@ -19,22 +19,22 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def write(storage: Storage, attempt: int, steps: range, seals: list[int], shift: int = 0) -> None:
-    journal = JournalWriter(storage, Writer(attempt))
+    points: list[Point] = []
     for step in steps:
-        journal.add(Point(1000 * step + shift, step, {"loss": step + shift / 10}))
+        points.append(Point(1000 * step + shift, step, {"loss": step + shift / 10}))
         if step in seals:
-            journal.seal(step)
+            seal_points(storage, Writer(attempt), step, points)
+            points.clear()
 
 
-def test_points_after_the_last_seal_are_not_kept(storage: Storage) -> None:
-    write(storage, 1, range(1, 11), [4, 8])
+def test_points_up_to_a_step_are_read_in_order(storage: Storage) -> None:
+    write(storage, 1, range(1, 9), [4, 8])
     assert [point.step for point in read_journal(storage, 100)] == list(range(1, 9))
+    assert [point.step for point in read_journal(storage, 6)] == list(range(1, 7))
 
 
 def test_points_are_read_back_even_if_not_finite(storage: Storage) -> None:
-    journal = JournalWriter(storage, Writer(1))
-    journal.add(Point(17, 3, {"a": math.nan, "b": math.inf, "c": -0.1}))
-    journal.seal(3)
+    seal_points(storage, Writer(1), 3, [Point(17, 3, {"a": math.nan, "b": math.inf, "c": -0.1})])
     (point,) = read_journal(storage, 3)
     assert (point.t_ms, point.step) == (17, 3)
     assert math.isnan(point.values["a"]) and point.values["b"] == math.inf and point.values["c"] == -0.1
@@ -64,11 +64,8 @@ def test_restarted_group_does_not_double_a_segment(storage: Storage) -> None:
 
 
 def test_two_points_of_one_step_are_both_kept(storage: Storage) -> None:
-    journal = JournalWriter(storage, Writer(1))
-    journal.add(Point(1, 5, {"train/loss": 1.0}))
-    journal.seal(5)
-    journal.add(Point(2, 5, {"val/loss": 2.0}))
-    journal.seal(5)
+    seal_points(storage, Writer(1), 5, [Point(1, 5, {"train/loss": 1.0})])
+    seal_points(storage, Writer(1), 5, [Point(2, 5, {"val/loss": 2.0})])
     assert [dict(point.values) for point in read_journal(storage, 5)] == [{"train/loss": 1.0}, {"val/loss": 2.0}]
 
 
@@ -87,5 +84,5 @@ def test_damaged_segment_is_named_and_others_are_read(storage: Storage, caplog: 
 
 
 def test_a_seal_without_points_writes_nothing(storage: Storage) -> None:
-    JournalWriter(storage, Writer(1)).seal(4)
+    seal_points(storage, Writer(1), 4, [])
     assert storage.list("journal") == []

@@ -82,8 +82,6 @@ def test_metrics_agree_with_scikit_learn(trained: tuple[TrainJob, Checkpoint]) -
     assert set(result.figures) == {
         f"{split}-{n}.png" for split in ("validation", "test") for n in ("confusion_matrix", "calibration")
     }
-    table = result.tables["test-classes"]
-    assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
 
 
 class Numbers(Predicts):
@@ -94,7 +92,7 @@ def test_slice_of_one_class_has_no_auroc(trained: tuple[TrainJob, Checkpoint]) -
     job, checkpoint = trained
     _, labels = split_rows(job.manifest, job.data_storage, "test")
     slices = [Slice("digit", "digit=3", labels == 3), Slice("digit", "digit<5", labels < 5)]
-    result = evaluate(job, loaded(job, checkpoint), metrics=["accuracy", "auroc"], figures=False, slices={"test": slices})
+    result = evaluate(job, loaded(job, checkpoint), metrics=["accuracy", "auroc"], slices={"test": slices})
     three, low = result.slices
     assert three["auroc"] is None and three["not_defined"] == "auroc: all rows are of one class"
     assert three["accuracy"] > 0.2 and low["auroc"] > 0.9 and low["not_defined"] is None

@@ -11,8 +11,8 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
 from penstock.ingest.schema import ColumnInfo, FeedSchema
-from penstock.training.evaluation.evaluate import RowResults
-from penstock.training.exporters.figures import class_table, draw_figures, figure_png
+from penstock.training.evaluation.evaluate import Answers, answers_of
+from penstock.training.exporters.figures import draw_figures, figure_png
 
 
 def picture(png: bytes) -> tuple[int, int]:
@@ -21,10 +21,8 @@ def picture(png: bytes) -> tuple[int, int]:
     return image.size
 
 
-def answers_of(schema: FeedSchema, output: torch.Tensor, target: torch.Tensor) -> dict[str, np.ndarray]:
-    rows = RowResults()
-    rows.add(np.arange(len(target)), {str(schema.label): target}, output, schema, "logits")
-    return rows.columns()
+def judged(schema: FeedSchema, output: torch.Tensor, target: torch.Tensor) -> Answers:
+    return answers_of(np.arange(len(target)), {str(schema.label): target}, output, schema, "logits")
 
 
 def of_classes(classes: int) -> FeedSchema:
@@ -37,23 +35,22 @@ def test_confusion_matrix_shows_the_share_of_each_true_class(classes: int) -> No
     schema, target = of_classes(classes), torch.arange(classes).repeat_interleave(4)
     chosen = target.clone()
     chosen[0] = classes - 1
-    answers = answers_of(schema, 9 * torch.nn.functional.one_hot(chosen, classes).float(), target)
+    answers = judged(schema, 9 * torch.nn.functional.one_hot(chosen, classes).float(), target)
     drawn = draw_figures(schema, answers, "test")
     assert all(500 < side < 2600 for side in picture(figure_png(drawn["confusion_matrix"])))
     axes = drawn["confusion_matrix"].axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == list(schema.classes or ())
     shown = [text.get_text() for text in axes.texts]
     assert len(shown) == classes**2 and (shown[0], shown[classes - 1], shown[-1]) == ("75%", "25%", "100%")
-    table = class_table(schema, answers)
-    assert (table["rows"][0], table["predicted"][0], table["recall"][0], table["precision"][0]) == (4, 3, 0.75, 1.0)
 
 
 def test_curves_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(2)
     target = torch.randint(0, 2, (400,), generator=generator)
     logits = torch.stack([torch.zeros(400), target + 2 * torch.randn(400, generator=generator)], dim=1)
-    drawn = draw_figures(of_classes(2), answers_of(of_classes(2), logits, target), "test")
+    drawn = draw_figures(of_classes(2), judged(of_classes(2), logits, target), "test")
     assert set(drawn) == {"confusion_matrix", "calibration", "roc", "precision_recall"}
+    assert drawn["calibration"].axes[0].get_xlabel() == "confidence of the predicted class"  # scikit-learn writes of one class
     positive = torch.softmax(logits, 1)[:, 1]
     legends = {name: drawn[name].axes[0].get_legend().get_texts()[0].get_text() for name in ("roc", "precision_recall")}
     assert legends["roc"] == f"model (AUC = {roc_auc_score(target, positive):.2f})"
@@ -68,18 +65,16 @@ def test_curves_are_those_of_scikit_learn() -> None:
 def test_regression_gets_its_own_figures() -> None:
     schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
     true = torch.rand(40)
-    answers = answers_of(schema, true + 0.1 * torch.randn(40), true)
+    answers = judged(schema, true + 0.1 * torch.randn(40), true)
     figures = draw_figures(schema, answers, "test")
     assert set(figures) == {"predicted_true", "errors"} and all(picture(figure_png(figure)) for figure in figures.values())
-    assert class_table(schema, answers) == {}
 
 
 def test_answers_that_are_not_numbers_are_not_drawn() -> None:
     price = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
     assert draw_figures(price, {}, "test") == {}
-    answers = answers_of(price, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]), torch.rand(4))
+    answers = judged(price, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]), torch.rand(4))
     assert set(draw_figures(price, answers, "test")) == {"predicted_true", "errors"}
     astray = torch.cat([torch.randn(5, 2), torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0]])])
-    answers = answers_of(of_classes(2), astray, torch.tensor([0] * 5 + [1] * 2))
+    answers = judged(of_classes(2), astray, torch.tensor([0] * 5 + [1] * 2))
     assert set(draw_figures(of_classes(2), answers, "test")) == {"calibration", "confusion_matrix"}
-    assert class_table(of_classes(2), answers)["rows"] == [5, 0]

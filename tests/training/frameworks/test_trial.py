@@ -17,6 +17,7 @@ from penstock.training.on_ray.stacks import user_line
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
+from tests.runs.forked import fork_trials_from_here
 from tests.training.digits import CPU, ListClient, make_job
 
 LOOPS = """\
@@ -117,7 +118,7 @@ def loop_job(folder: Path, function: str) -> TrainJob:
     folder.mkdir(exist_ok=True)
     (folder / "loops.py").write_text(LOOPS)
     spec = TrainSpec(loop=f"loops.py:{function}", max_steps=2)
-    return replace(make_job(folder), spec=spec, code=capture(f"loops.py:{function}", folder), record_rows=False)
+    return replace(make_job(folder), spec=spec, code=capture(f"loops.py:{function}", folder), open_feeds=None)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,7 @@ def test_wrong_function_is_refused_with_its_line(tmp_path: Path, function: str, 
 
 @pytest.mark.slow
 def test_process_of_trial_says_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_trials_from_here()
     with pytest.raises(TrainingError, match=r"(?s)KeyError: 'weight' \(.*loops\.py:\d+ in load_model"):
         trial.try_apart("ray_train", loop_job(tmp_path, "wrong_model"))
     with pytest.raises(TrainingError, match="the process that tried two batches died with code 7"):

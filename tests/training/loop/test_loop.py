@@ -206,8 +206,8 @@ def test_damaged_checkpoint_costs_steps_and_no_bits(tmp_path: Path) -> None:
 
 def test_time_based_checkpoints_need_no_step_count(tmp_path: Path) -> None:
     client = ListClient()
-    slow: dict[str, Any] = {"recipe": "Slow", "params": {"seconds": 0.2}}
-    spec = {"every_s": 0.1, "every_epoch": False, "keep": 20}
+    slow: dict[str, Any] = {"recipe": "Slow", "params": {"seconds": 0.06}}
+    spec = {"every_s": 0.05, "every_epoch": False, "keep": 20}
     train_alone(make_job(tmp_path, checkpoint=spec, **slow), client)
     steps = [event.step for event in client.events if isinstance(event, CheckpointCommitted)]
     assert len(steps) > 2 and steps[-1] == STEPS
@@ -305,9 +305,8 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, epochs=4, checkpoint={"every_s": None, "keep": 1, "best": best}), client)
     points = [event for event in client.events if isinstance(event, Point)]
     measured = [(point.values["val/loss"], point.step) for point in points if "val/loss" in point.values]
-    kept = CheckpointStore(
-        Storage(str(tmp_path / "run")), keep=1, best=make_job(tmp_path, checkpoint={"best": best}).spec.checkpoint.best
-    ).best()
+    rules = make_job(tmp_path, checkpoint={"keep": 1, "best": best}).spec.checkpoint
+    kept = CheckpointStore(Storage(str(tmp_path / "run")), rules).best()
     assert kept is not None and kept.manifest.step == min(measured)[1]
 
 
@@ -341,6 +340,8 @@ def test_first_step_imports_only_needed_libraries(tmp_path: Path) -> None:
     """torchmetrics brings matplotlib: half a second before the first step of every worker."""
     script = """
 import sys
+import penstock.training.loop.loop
+print("ray" in sys.modules)  # what forks workers imports it: Ray reads a worker's settings when it is imported
 from pathlib import Path
 from tests.training.digits import make_job, train_alone
 folder = Path(sys.argv[1])
@@ -348,12 +349,6 @@ result = train_alone(make_job(folder, recipe="Modules", epochs=1, params={"file"
 print(result.status, "torchmetrics" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["finished", "True"]
+    assert done.stdout.split() == ["False", "finished", "True"]
     loaded = set((tmp_path / "modules").read_text().split())
     assert "torch" in loaded and not loaded & {"torchmetrics", "mlflow", "prefect"}
-
-
-def test_loop_is_imported_without_ray() -> None:
-    """What forks workers imports it: Ray reads a worker's settings when it is imported."""
-    script = "import sys, penstock.training.loop.loop; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)

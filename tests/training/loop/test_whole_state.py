@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import sys
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,14 +28,16 @@ from penstock.training.events import Notice, Point, TrainProgress, Warned
 from penstock.training.frameworks.torch.loading import load
 from penstock.training.frameworks.torch.one_batch import try_batch
 from penstock.training.job import TrainJob
-from penstock.training.loop.observer import StepTimes, rank_observer
+from penstock.training.loop.observer import FirstRank, StepTimes
 from penstock.training.loop.step_sync import Decision
 from penstock.training.model import ModelSpec
+from penstock.training.on_ray.start import Start
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.step.learner import Learner
-from penstock.training.step.unsaved import changed_state, unsaved_state
+from penstock.training.step.unsaved import Unsaved, unsaved_state
 from penstock.usercode.capture import capture
+from penstock.usercode.package import CAPTURED
 from tests.training.digits import CPU, SCHEMA, ListClient, make_job, train_alone
 from tests.training.ranks import train_ranks
 
@@ -49,7 +56,12 @@ def newest(job: TrainJob) -> CheckpointManifest:
 def stopped(folder: Path, recipe: str, at: int = 6, **more: Any) -> tuple[CheckpointManifest, CheckpointManifest]:
     """The manifests at the end of a whole run, and of one that was stopped after `at` steps and continued."""
     more = {"checkpoint": {"every_s": None, "every_steps": at, "keep": 99}, **more}
-    train = train_ranks if more.get("workers", 1) > 1 else lambda job: train_alone(job)  # type: ignore[assignment,return-value]
+
+    def train(job: TrainJob) -> None:
+        for name in [name for name in sys.modules if name.startswith(CAPTURED)]:
+            del sys.modules[name]  # as in a new process
+        train_ranks(job) if more.get("workers", 1) > 1 else train_alone(job)
+
     whole = job_of(folder, recipe, "whole", **more)
     train(whole)
     parts = job_of(folder, recipe, "parts", attempt=2, **more)
@@ -91,8 +103,8 @@ def test_clipping_counts_gradients_of_the_optimizer_alone(tmp_path: Path) -> Non
     ("recipe", "params", "doubt"),
     [
         ("Count", {"on": "recipe"}, "recipe.steps is in no checkpoint"),
-        ("Count", {"on": "thaw"}, "recipe.notes is in no checkpoint"),
-        ("AddsUp", {}, "recipe.turn is in no checkpoint, a sum of gradients over several steps is in no checkpoint"),
+        ("Count", {"on": "thaw"}, "1.weight.requires_grad is in no checkpoint, recipe.notes is in no checkpoint"),
+        ("AddsUp", {}, "a sum of gradients over several steps is in no checkpoint, recipe.turn is in no checkpoint"),
     ],
 )
 def test_state_outside_of_checkpoints_costs_bit_exactness(
@@ -103,7 +115,36 @@ def test_state_outside_of_checkpoints_costs_bit_exactness(
     client = ListClient()
     train_alone(job_of(tmp_path, recipe, "again", params=params, epochs=1), client)
     (warned,) = [event.message for event in client.events if isinstance(event, Warned)]
-    assert warned.startswith("no checkpoint holds recipe.") and "register_buffer" in warned
+    assert warned.startswith("no checkpoint holds ") and "recipe." in warned and "register_buffer" in warned
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("global", "resume_recipes.STEPS"),
+        ("class", "recipe.steps, resume_recipes.Hidden.steps"),
+        ("random", "resume_recipes.RANDOM"),
+        *((where, f"recipe.{name}") for where, name in {"object": "count", "iterator": "places", "flag": "ready"}.items()),
+        *((where, f"recipe.{where}") for where in ("queue", "array")),
+    ],
+)
+def test_hidden_state_of_user_code_costs_bit_exactness(tmp_path: Path, where: str, names: str) -> None:
+    whole, parts = stopped(tmp_path, "Hidden", params={"where": where})
+    assert whole.weights_digest != parts.weights_digest
+    reasons = ", ".join(f"{name} is in no checkpoint" for name in names.split(", "))
+    assert (whole.exactness, parts.exactness) == ("bit-exact", f"same-order: {reasons}")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "callbacks", "name"),
+    [("Slows", [], "optimizer.count"), ("Head", [{"resume_recipes.py:Lowers": {}}], "resume_recipes.py:Lowers.count")],
+)
+def test_state_of_own_optimizer_or_callback_costs_bit_exactness(
+    tmp_path: Path, recipe: str, callbacks: list[Any], name: str
+) -> None:
+    whole, parts = stopped(tmp_path, recipe, at=1, callbacks=callbacks)
+    assert whole.weights_digest != parts.weights_digest
+    assert parts.exactness == f"same-order: {name} is in no checkpoint"
 
 
 def test_frozen_part_stays_in_eval_mode(tmp_path: Path) -> None:
@@ -204,10 +245,10 @@ def test_early_stopped_run_goes_on_if_a_setting_changes(tmp_path: Path) -> None:
 
 def test_start_from_run_takes_its_best_weights(tmp_path: Path) -> None:
     best = {"every_s": None, "best": {"metric": "val/loss"}}
-    job = make_job(tmp_path / "runs", run="base", epochs=4, learning_rate=0.3, checkpoint=best)
+    job = make_job(tmp_path / "runs", run="base", recipe="Ages", checkpoint=best)
     train_alone(job)
     chosen = job_checkpoints(job).best()
-    assert chosen is not None and chosen.manifest.step < newest(job).step
+    assert chosen is not None and (chosen.manifest.step, newest(job).step) == (7, 14)
     assert find_start("run:base", tmp_path, Storage(str(tmp_path))).digest == chosen.manifest.weights_digest
 
 
@@ -247,7 +288,9 @@ def test_rate_is_of_the_time_until_losses_were_there(tmp_path: Path) -> None:
     recipe = load_recipe(job.code, {})
     learner = Learner(recipe, recipe.build_model(SCHEMA), job.spec, group)
     facts = CheckpointFacts(step=0, epoch=0, position=0, world_size=1)
-    with rank_observer(job, group, client, learner, facts, job_checkpoints(job)) as observer:
+    with ExitStack() as closes:
+        start = Start(job, group, job_checkpoints(job), None, (), facts, stopped=False)
+        observer = FirstRank(job, group, *start.first_rank(closes, client), learner, facts)
         times = [StepTimes(t_ms=step, data_wait_s=0.0, global_rows=48, learning_rate=0.1, epoch=0) for step in range(4)]
         met = Decision(stop=False, save=False, end=False, losses=[1.0] * 4, own=[{}] * 4, waits_s=[0.0])
         observer.steps(4, times, met, seconds=2.0)
@@ -258,22 +301,47 @@ def test_rate_is_of_the_time_until_losses_were_there(tmp_path: Path) -> None:
     assert [event.rows_per_s for event in client.events if isinstance(event, TrainProgress)] == [96.0]
 
 
+def test_values_that_cannot_be_compared_end_no_training() -> None:
+    class Proxy:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"no {name} outside of a request")
+
+    class Odd:
+        def __init__(self) -> None:
+            self.steps, self.functions, self.request = 0, np.array([lambda: 0], dtype=object), Proxy()
+            self.shapes = [torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.complex64).conj()]
+            with torch.inference_mode():
+                self.large = torch.zeros(20_000)
+
+    recipe = Odd()
+    state = Unsaved(partial(unsaved_state, torch.nn.Linear(2, 2), {"recipe": recipe}))
+    recipe.steps = 1
+    assert state.changed() == ["recipe.steps"]
+
+
 def test_unsaved_state_of_any_shape_is_compared() -> None:
     class Odd:
         def __init__(self) -> None:
             self.held: list[Any] = [1]
             self.held.append(self.held)
             self.many, self.generator = [0] * 20_000, torch.Generator().manual_seed(1)
-            self.large, self.text = torch.zeros(20_000), "a"
+            self.large, self.text, self.late = torch.zeros(20_000), "a", None
+            self.random, self.draws, self.names = random.Random(1), np.random.default_rng(1), {"b", "a"}
 
     model, recipe = torch.nn.Linear(2, 2), Odd()
-    then = unsaved_state(model, recipe)
-    assert changed_state(then, unsaved_state(model, recipe)) == []
+    state = Unsaved(partial(unsaved_state, model, {"recipe": recipe}))
+    assert state.changed() == []
+    recipe.late = 1  # type: ignore[assignment]
+    state.after_step()
+    assert state.changed() == []
     torch.rand(1, generator=recipe.generator)
     recipe.large += 1
-    recipe.held[0], recipe.text, recipe.many[0] = 2, "b", 1
+    recipe.held[0], recipe.text, recipe.many[0], recipe.late = 2, "b", 1, 2  # type: ignore[assignment]
+    recipe.names.add("c")
+    recipe.random.random(), recipe.draws.random()
     model.weight.requires_grad_(False)
-    assert changed_state(then, unsaved_state(model, recipe)) == [
-        *(f"recipe.{name}" for name in ("generator", "held", "large", "text")),
-        "weight.requires_grad",
+    names = [f"recipe.{name}" for name in ("draws", "generator", "held", "large", "late", "names", "random", "text")]
+    assert state.changed(most=99) == [*names, "weight.requires_grad"] and state.changed() == names[:3]
+    assert state.changed(saved=["b", 2], most=99) == [
+        name for name in [*names, "weight.requires_grad"] if name[-4:] not in ("text", "late")
     ]

@@ -14,8 +14,6 @@ import torch
 from penstock.errors import PenstockError
 from penstock.storage import Storage
 from penstock.training.checkpoint import exactness, state_files, store
-from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file, weights_of
@@ -49,7 +47,7 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     if not group.is_first:
         return ""
     storage = Storage(str(folder))
-    writer = CheckpointWriter(CheckpointStore(storage), JournalWriter(storage, Writer(1)), lambda event: None)
+    writer = CheckpointWriter(CheckpointStore(storage), storage, lambda event: None)
     gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
     facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
 

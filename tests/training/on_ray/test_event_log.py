@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError, ServiceError, TrainingError
-from penstock.training.events import Event, Failure, Stalled, TrainProgress, WorkersStarting, WorkerStarted
+from penstock.training.events import Event, Failure, Notice, TrainProgress, WorkersStarting, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job
 
@@ -69,7 +69,7 @@ def test_first_of_equal_failures_is_shown_and_others_counted(tmp_path: Path) -> 
 
 
 def test_hung_rank_is_blamed_not_the_waiting_one(tmp_path: Path) -> None:
-    stalled = Stalled(message="", blamed="rank 1 is in user code (model.py:3 in loss)")
+    stalled = Notice(message="", blamed="rank 1 is in user code (model.py:3 in loss)")
     late = failure(0, "RuntimeError: timed out")
     error = attempt_after(tmp_path, stalled, late).error(RuntimeError("x"))
     assert error.message.startswith("training failed: no step was done while rank 1 is in user code (model.py:3 in loss)")
@@ -108,7 +108,7 @@ def test_store_that_stays_away_keeps_class_and_next_step(tmp_path: Path) -> None
     assert (type(error), error.exit_code, error.next_step) == (ServiceError, 3, "look at the store")
     assert error.message == "training failed after 1 restart: rank 0: S3 fails"
     assert error.retried, "train.retries bounds the tries, and Prefect's retries of the stage do not multiply them"
-    stalled = attempt_after(tmp_path, Stalled(message="", blamed="rank 1 is in user code"), failed).error(RuntimeError("x"))
+    stalled = attempt_after(tmp_path, Notice(message="", blamed="rank 1 is in user code"), failed).error(RuntimeError("x"))
     assert isinstance(stalled, TrainingError)
 
 

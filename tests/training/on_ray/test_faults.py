@@ -66,7 +66,7 @@ class Faulty:
 def cluster() -> Iterator[None]:
     fork_workers_from_here()
     ray.shutdown()
-    ray.init(num_cpus=2, resources={"tape": 2}, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, resources={"tape": 2}, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -76,7 +76,7 @@ def run(folder: Path, kind: str, work: Any = None, **more: Any) -> tuple[Penstoc
     (folder / "faulty.py").write_text(RECIPE)
     params = {"kind": kind, "folder": str(folder), "ranks": more.get("workers", 1)}
     job = make_job(folder, max_steps=2, params=params, **more)
-    job = replace(job, code=capture("faulty.py:Faulty", folder, params), record_rows=False)
+    job = replace(job, code=capture("faulty.py:Faulty", folder, params), open_feeds=None)
     error = None
     try:
         train(job, stop=threading.Event(), listener=lambda _events: None, work=work)

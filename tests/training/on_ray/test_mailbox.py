@@ -6,8 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
@@ -16,27 +15,26 @@ from penstock.errors import PreflightError
 from penstock.storage import Storage
 from penstock.training.events import CheckpointCommitted, Event, Failure, Saving, Warned, WorkersLost, WorkerStarted
 from penstock.training.loop.event_sender import EventSender
-from penstock.training.on_ray.mailbox import Mailbox, Mailboxes, MailboxHandle, RayMailboxClient
+from penstock.training.on_ray.mailbox import Mailbox, MailboxHandle, RayMailboxClient
 from penstock.training.on_ray.worker import check_storage_probe, write_storage_probe
 
 AWAY = ActorUnavailableError("the node does not answer", None)
 
 
 class Handle:
-    """The actor's handle, of mailboxes in this process. Each call takes the next of `losses`: what is lost on the way."""
+    """The handle of a mailbox in this process. Each call takes the next of `losses`: what is lost on the way."""
 
-    def __init__(self, mailboxes: Mailboxes, losses: Sequence[str] = ()) -> None:
-        self._mailboxes, self._losses = mailboxes, iter(losses)
-        self.call = SimpleNamespace(remote=self._call)
+    def __init__(self, mailbox: Mailbox, losses: Sequence[str] = ()) -> None:
+        self._mailbox, self._losses = mailbox, iter(losses)
 
-    def _call(self, *arguments: Any) -> Callable[[], Any]:
+    def call(self, method: str, *given: Any) -> Callable[[], Any]:
         def answer() -> Any:
             lost = next(self._losses, "")
             if lost == "actor":
                 raise ActorDiedError()
             if lost == "call":
                 raise AWAY
-            found = self._mailboxes.call(*arguments)
+            found = getattr(self._mailbox, method)(*given)
             if lost == "answer":
                 raise AWAY
             return found
@@ -52,26 +50,21 @@ def ray_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lost", [["call"], ["answer"], ["call", "answer", "call"]])
 def test_unreachable_mailbox_gets_each_event_once(lost: list[str]) -> None:
-    mailboxes = Mailboxes()
-    client = RayMailboxClient(MailboxHandle(Handle(mailboxes, lost), "attempt"), 0)
+    mailbox = Mailbox()
+    client = client_of(mailbox, lost)
     first, second = Warned(message="first"), Warned(message="second")
     assert [client.put([first]), client.put([second])] == [False, False]
-    assert mailboxes.call("attempt", "take") == [first, second]
-    mailboxes.call("attempt", "stop")
+    assert mailbox.take() == [first, second]
+    mailbox.stop()
     assert client.put([])
 
 
 def test_dead_mailbox_means_save_and_stop() -> None:
-    assert RayMailboxClient(MailboxHandle(Handle(Mailboxes(), ["actor"]), "attempt"), 0).put([])
+    assert client_of(Mailbox(), ["actor"]).put([])
 
 
-def test_write_after_attempt_end_is_dropped_and_answered_with_stop() -> None:
-    mailboxes, late = Mailboxes(), Warned(message="late")
-    over, next_one = (RayMailboxClient(MailboxHandle(Handle(mailboxes), name), 0) for name in ("over", "next"))
-    assert [over.put([late]), next_one.put([])] == [False, False]
-    mailboxes.close("over")
-    assert [over.put([late]), next_one.put([])] == [True, False]
-    assert [mailboxes.call(name, "take") for name in ("over", "next")] == [[], []]
+def client_of(mailbox: Mailbox, losses: Sequence[str]) -> RayMailboxClient:
+    return RayMailboxClient(cast(MailboxHandle, Handle(mailbox, losses)), 0)
 
 
 def test_failed_delivery_warns_and_stop_still_arrives() -> None:

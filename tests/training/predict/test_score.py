@@ -23,9 +23,9 @@ from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
 from penstock.training.predict.asked import Asked, ask, check_input, list_input
-from penstock.training.predict.output import Output
+from penstock.training.predict.output import Output, PredictedUnit
 from penstock.training.predict.score import Scored, plan, score
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, packed_model
 from penstock.training.recipe import load_recipe
 from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
@@ -111,7 +111,7 @@ class Work:
         self.done, scored = [], Scored()
         scorer, output = Scorer(packed_model(self.model)), Output(Storage(str(self.out)))
 
-        def perform(jobs: Sequence[ScoringJob]) -> Iterator[ScoringOutcome]:
+        def perform(jobs: Sequence[ScoringJob]) -> Iterator[PredictedUnit | DataError]:
             for number, job in enumerate(jobs):
                 if number == stop_after:
                     raise KeyboardInterrupt
@@ -286,7 +286,7 @@ def test_unscorable_rows_go_to_side_table(work: Work) -> None:
     scored = work.run()
     assert (scored.rows, scored.unscored) == (5, 3) and "3 rows could not be scored" in scored.warnings[0]
     side = work.rows(side=True)
-    assert side["weight"].to_pylist() == [None, "nan", "heavy"]
+    assert side.column_names == ["reason", "file", "row"]
     told = {(row["file"], row["row"]): row["reason"] for row in side.to_pylist()}
     assert told[("a.parquet", 1)] == "column 'weight' holds null; the model needs a value there"
     assert told[("a.parquet", 3)] == "column 'weight' holds nan; the model needs a finite number there"

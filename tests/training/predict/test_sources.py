@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock.flows.predict.flow as predict_flow
-from penstock.errors import SpecError
-from penstock.flows.predict.request import PredictRequest, predict_request
+from penstock.errors import DataError, SpecError
+from penstock.flows.predict.request import PredictRequest
 from penstock.training.model import ModelSpec
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.output import PredictedUnit
+from penstock.training.predict.unit import Scorer, ScoringJob, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from tests.ingest.formats.sources.test_sources import new_iceberg
 from tests.training.predict.test_score import made_model, people
@@ -94,7 +95,7 @@ def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     """The flow of predictions, with a model that scores in this process."""
     model = made_model(tmp_path, table_source)
 
-    def here(*given: Any) -> Iterator[ScoringOutcome]:
+    def here(*given: Any) -> Iterator[PredictedUnit | DataError]:
         jobs: Sequence[ScoringJob] = given[-1]
         return map(Scorer(packed_model(model)), jobs)
 
@@ -102,8 +103,9 @@ def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     monkeypatch.chdir(tmp_path)
 
     def scored(source: str, format: str | None, **options: Any) -> dict[str, Any]:
-        request = predict_request(str(model), source, str(tmp_path / "out"), format=format)
-        data = predict_flow.predict.fn(request.model_copy(update={"options": options})).data
+        out, state = str(tmp_path / "out"), str(tmp_path / ".penstock")
+        request = PredictRequest(model=str(model), input=source, output=out, format=format, options=options, state_dir=state)
+        data = predict_flow.predict.fn(request).data
         assert isinstance(data, dict)
         return data
 
@@ -176,13 +178,5 @@ def test_file_of_other_folder_is_refused(tmp_path: Path, score: Callable[..., di
     with pytest.raises(SpecError, match=r"holds the predictions of another input: .*day1") as refused:
         score(str(tmp_path / "day2"), "parquet")
     assert "name a folder for this input alone" in refused.value.next_step
-    assert score(f"{tmp_path}/day1/", "parquet")["units"] == 0
-
-
-def test_request_resolves_existing_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "table").mkdir()
-    asked = predict_request("models:/m@a", "table", "out", options=["version=3", "properties.type=rest"])
-    assert (asked.input, asked.options) == (str(tmp_path / "table"), {"version": 3, "properties": {"type": "rest"}})
-    again: PredictRequest = predict_request("models:/m@a", "db.rows", "out")
-    assert (again.input, again.base_dir) == ("db.rows", str(tmp_path))
+    for same in (f"{tmp_path}/day1/", "day1"):
+        assert score(same, "parquet")["units"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.frameworks.ray_train.loading import LoopModel
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.registry.given_rows import refuse_absent
@@ -53,6 +55,13 @@ def test_predict_bad_rows_name_row_column_value_rule(model: LoadedModel) -> None
     assert (scored.table.num_rows, scored.rows.tolist(), list(scored.problems)) == (0, [], [0, 1, 2])
     with pytest.raises(DataError, match="on_error is 'skip'"):
         model.predict(rows, on_error="skip")  # type: ignore[arg-type]
+
+
+def test_model_that_cannot_predict_names_the_missing_part(model: LoadedModel) -> None:
+    mute = copy.copy(model)
+    mute._model = LoopModel(None, None, "loop.py:f")
+    with pytest.raises(DataError, match=r"cannot predict without a function load_model\(folder, config\)"):
+        mute._answer(pa.table({}), 1)
 
 
 def test_missing_columns_are_named_up_to_a_limit() -> None:
@@ -108,7 +117,7 @@ def test_predict_unseen_categories_equals_evaluate(tmp_path: Path, source: Calla
         attempt=1,
         pipeline="p",
     )
-    seen = evaluate(job, load_model(spec, Storage(str(folder))), figures=False).rows["test"]
+    seen = evaluate(job, load_model(spec, Storage(str(folder)))).rows["test"]
     assert any(town.startswith("only") for town in made.test["town"].to_pylist())
     answer = LoadedModel(folder).predict(made.test)
     assert len(answer) == len(seen["id"]) == made.test.num_rows > spec.batch_rows

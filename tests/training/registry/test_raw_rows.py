@@ -148,7 +148,7 @@ def test_raw_rows_equal_materialized_rows(made: Made) -> None:
     assert not problems and not ready.problems and ready.rows.tolist() == list(range(made.test.num_rows))
     schema, count = made.manifest.feed_schema, made.test.num_rows
     order = make_order(ShuffleSpec(mode="none"), count)
-    feed = open_cached_feed(made.source.storage, made.manifest, "test", batch_rows=count, order=order, rank=0, world_size=1)
+    feed = open_cached_feed([(made.source.storage, made.manifest)], "test", batch_rows=count, order=order, rank=0, world_size=1)
     (stored,) = feed.batches(0)
     prepared = _batches_of(ready.table, schema)(0, count)
     assert {info.name for info in schema.features} <= prepared.keys()
@@ -214,7 +214,6 @@ def test_raw_rows_label_is_ignored(people: Made) -> None:
     table, _ = people.table(people.test.set_column(5, "kind", pa.array(["neither"] * people.test.num_rows)))
     assert contents(people.raw.prepare(table).table) == contents(people.raw.prepare(people.table(people.test)[0]).table)
     assert people.raw.form.unneeded == ("id", "kind")
-    assert people.raw.form.nullable == ("age", "height")
 
 
 def test_raw_rows_bad_row_names_column_value_rule(people: Made) -> None:

@@ -36,8 +36,8 @@ from penstock.training.registry.registry import WEIGHTS_TAG, Registered, Trained
 from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import version_exists
+from penstock.training.tracking.tracker import RunStatus
 from penstock.usercode.capture import capture
-from tests import ROOT
 
 RECIPE = """
 import torch
@@ -139,14 +139,11 @@ ages = np.array([1, 2, 3], dtype=np.float32)
 frame = pd.DataFrame({"image": images.tolist(), "age": ages})
 answer = model.predict(frame)
 bad = frame.assign(age=["1", "old", 3])
+told = model.predict(bad, params={"on_error": "report"})
 try:
-    model.predict(bad, params={"on_error": "report"})
-    refused = ""
+    model.predict(frame.drop(columns="age"), params={"on_error": "report"})
 except mlflow.exceptions.MlflowException as error:
     refused = error.message
-coerced = bad.assign(age=pd.to_numeric(bad["age"], errors="coerce"))
-told = model.predict(coerced, params={"on_error": "report"})
-past = model.unwrap_python_model().predict(None, bad, params={"on_error": "report"})
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 body = {"dataframe_records": json.loads(frame.to_json(orient="records", double_precision=15))}
@@ -163,8 +160,8 @@ try:
     penstock.run
 except ImportError as error:
     runs = str(error)
-print(json.dumps({"answer": answer.to_dict("list"), "past": list(past.error),
-                  "by_row": [row["error"] for row in by_row], "raised": raised, "refused": refused, "told": list(told.error),
+print(json.dumps({"answer": answer.to_dict("list"), "refused": refused, "told": list(told.error),
+                  "by_row": [row["error"] for row in by_row], "raised": raised,
                   "served": [row["prediction"] for row in served],
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
                   "code": penstock.training.__file__,
@@ -195,12 +192,9 @@ def test_classifier_answers_without_penstock_installed(uri: str, arguments: dict
     assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["heavy"] == []
-    assert found["past"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
-    assert found["by_row"] == [None, found["told"][1], None] and found["told"][1] in found["raised"]
-    page = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
-    (shown,) = (line for line in page.splitlines() if line.startswith("Failed to enforce schema"))
-    assert found["refused"].startswith("Failed to enforce schema") and shown.split("Error: ")[1] in found["refused"]
-    assert found["told"][0] is None and "row 1" in found["told"][1] and "age" in found["told"][1]
+    assert found["told"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
+    assert found["by_row"][0] is None and "row 1: column 'age'" in found["by_row"][1] and found["by_row"][1] in found["raised"]
+    assert "Model is missing inputs ['age']" in found["refused"]
     assert found["inputs"] == [["id", False], ["image", True], ["age", True]]
     assert Path(found["code"]).parents[2].name == "penstock.zip"
     assert found["loads"] and found["runs"].startswith("penstock.run: ")
@@ -253,7 +247,7 @@ def test_register_same_key_gives_same_version(uri: str, arguments: dict[str, Any
     tagged = {**arguments, "tags": {WEIGHTS_TAG: digest}}
     first = run_register(uri, tagged)
     assert run_register(uri, tagged, first.run_id) == first
-    other = run_register(uri, {**arguments, "key": "m" * 32, "alias": "champion"}, first.run_id)
+    other = run_register(uri, {**tagged, "key": "m" * 32, "alias": "champion"}, first.run_id)
     assert other.version == "2" and other.model_id != first.model_id
     assert MLFLOW.aliases(uri, name) == {"candidate": "1", "champion": "2"}
     found = [MLFLOW.weights(uri, f"models:/{name}{model}") for model in ("@candidate", "/1", "@champion")]
@@ -306,9 +300,19 @@ def test_register_killed_anywhere_gives_one_version(
     client = MlflowClient(uri)
     assert [str(v.version) for v in client.search_model_versions(f"name = '{arguments['name']}'")] == ["1"] == [again.version]
     assert str(client.get_model_version_by_alias(arguments["name"], "candidate").version) == "1"
-    models = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
+    models = client.search_logged_models([tracker.run.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
     assert [str(model.status) for model in models] == ["READY"]
     assert len(client.get_run(tracker.run_id).outputs.model_outputs) == 1
+
+
+@pytest.mark.parametrize("status", ["FAILED", "FINISHED"])
+def test_model_of_a_run_that_ended_before_is_of_its_last_step(uri: str, arguments: dict[str, Any], status: RunStatus) -> None:
+    tracker = MlflowTracker.open(uri, "demo", "run")
+    tracker.log_metrics({"train/loss": 0.5}, 7)
+    tracker.close(status)
+    registered = run_register(uri, arguments, tracker.run_id)
+    (output,) = MlflowClient(uri).get_run(registered.run_id).outputs.model_outputs
+    assert (output.model_id, output.step) == (registered.model_id, 7)
 
 
 def test_downloaded_model_leaves_no_files(

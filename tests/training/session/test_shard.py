@@ -45,6 +45,7 @@ from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
 from tests.ingest.preparing import Source
+from tests.runs.forked import fork_workers_from_here
 from tests.training.digits import CPU
 from tests.training.test_ray_train import loop_job, session_of
 
@@ -87,7 +88,8 @@ def table() -> pa.Table:
 @pytest.fixture(scope="module")
 def rays(table: pa.Table) -> Iterator[Callable[[list[str]], ray.data.DataIterator]]:
     """Gives Ray's own iterator over some columns."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    fork_workers_from_here()
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True  # else batches come as threads are ready
@@ -117,7 +119,7 @@ def shard_of(source: Source, manifest: Any, columns: list[str], mode: str = "non
     schema = manifest.feed_schema.model_copy(update={"columns": tuple(manifest.feed_schema[name] for name in columns)})
 
     def open_feed(rows: int, device: torch.device) -> Any:
-        feed = open_cached_feed(source.storage, manifest, "train", batch_rows=rows, order=order, columns=columns)
+        feed = open_cached_feed([(source.storage, manifest)], "train", batch_rows=rows, order=order, columns=columns)
         feed.deliver_to(device)
         return feed
 
@@ -219,7 +221,7 @@ def test_arguments_of_rays_methods_are_all_there() -> None:
     assert {name for name in dir(ray.data.DataIterator) if not name.startswith("_")} == known
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(walk=walks())
 def test_walks_give_what_rays_iterator_gives(
     walk: Any, rays: Callable[[list[str]], Any], source: Source, prepared: Any
@@ -278,7 +280,7 @@ def test_text_in_memory_and_in_streams_equals_text_on_disk(rays: Any, source: So
         return 0, (table for unit in units for table in rows.tables("train", unit))
 
     streamed = StreamFeed(tables, prepared.feed_schema, "train", content="rows", **options)
-    on_disk = open_cached_feed(source.storage, prepared, "train", **options)
+    on_disk = open_cached_feed([(source.storage, prepared)], "train", **options)
     for feed in (MemoryFeed(datasets["train"], **options), streamed):
         for ours, theirs in zip(feed.batches(0), on_disk.batches(0), strict=True):
             assert ours.arrow == theirs.arrow and torch.equal(ours.columns["int64"], theirs.columns["int64"])
@@ -351,7 +353,7 @@ def test_calls_of_the_page_exist_in_ray_and_none_is_missing() -> None:
 
 def test_feed_dataset_refuses_text_by_name(source: Source, prepared: Any) -> None:
     order = make_order(ShuffleSpec(mode="none"), ROWS)
-    feed = open_cached_feed(source.storage, prepared, "train", batch_rows=4, order=order, columns=["int64", "text"])
+    feed = open_cached_feed([(source.storage, prepared)], "train", batch_rows=4, order=order, columns=["int64", "text"])
     assert next(feed.batches(0)).arrow["text"].to_pylist() == every_kind()["text"].to_pylist()[:4]
     with pytest.raises(SpecError, match="tensors cannot hold text: string"):
         FeedDataset(feed)

@@ -181,8 +181,18 @@ def test_inapplicable_option_is_refused_by_name(then: Any, now: Any, named: str)
 def test_changed_schedule_that_is_too_short_is_refused() -> None:
     first = learner(ADAMW, lambda o: schedules.OneCycleLR(o, 1e-2, total_steps=40))
     list(rates_of(first, 0, 9))
-    with pytest.raises(ResumeError, match="OneCycleLR has changed and cannot be brought to step 9"):
+    with pytest.raises(ResumeError, match=r"of step 9 does not fit the recipe's .* schedule: Tried to step"):
         resumed(learner(ADAMW, lambda o: schedules.OneCycleLR(o, 1e-2, total_steps=5)), saved_by(first), 9)
+
+
+@pytest.mark.parametrize("rate", [lambda step: [1.0, 0.5, 0.1][step], lambda step: 1 / (2 - step), lambda step: None * step])
+def test_changed_schedule_whose_code_fails_is_refused(rate: Callable[[int], float]) -> None:
+    first = learner(ADAMW, lambda o: schedules.LambdaLR(o, lambda step: 1.0))
+    list(rates_of(first, 0, 9))
+    second = learner(lambda p: ADAMW(p, lr=1e-3), lambda o: schedules.LambdaLR(o, lambda step: rate(step) if step else 1.0))
+    with pytest.raises(ResumeError, match=r"of step 9 does not fit the recipe's .* schedule") as refused:
+        resumed(second, saved_by(first), 9)
+    assert "undo the change" in refused.value.next_step and "--fresh" in refused.value.next_step
 
 
 def test_schedule_that_needs_a_metric_is_refused() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,10 +17,10 @@ from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
+from penstock.training.checkpoint.journal import read_journal, seal_points, truncate_journal
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
-from tests.runs.servers import eventually
+from tests.runs.servers import eventually, free_port
 from tests.training.tracking_cases import checkpoint_at
 
 
@@ -28,9 +28,7 @@ class MlflowServer:
     """A real `mlflow server`, one worker, on SQLite below `folder`; may be killed and started again on its port."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -76,13 +74,13 @@ def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTr
 def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "run"))
     first = open_tracker(server, tmp_path)
-    journal = JournalWriter(storage, Writer(1))
+    unsealed: list[Point] = []
 
     def execute(tracker: MlflowTracker, steps: range, shift: int = 0) -> None:
         for step in steps:
             point = Point(1_700_000_000_000 + step + shift, step, {"train/loss": 1.0 / step, "train/rows_per_s": float(step)})
             tracker.points([point])
-            journal.add(point)
+            unsealed.append(point)
 
     execute(first, range(1, 301))
     assert first.drain(60) == 0
@@ -90,8 +88,9 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     server.kill()
     execute(first, range(401, 1401))
     # All steps above are queued while no server exists: nothing waited for it.
-    assert first.unsent >= 1000
-    journal.seal(1400)
+    assert first.drain(0.0) >= 1000
+    seal_points(storage, Writer(1), 1400, unsealed)
+    unsealed.clear()
     first.checkpoints([checkpoint_at(1400, {"train/loss": 1.0 / 1400})])
     server.start()
     execute(first, range(1401, 1501))
@@ -110,18 +109,17 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     left = Storage(str(tmp_path / "ended" / "run"))
     assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left) == "UNKNOWN"
     execute(first, range(1501, 1551))
-    journal.seal(1550)
+    seal_points(storage, Writer(1), 1550, unsealed)
     first.checkpoints([checkpoint_at(1550)])
     execute(first, range(1551, 1601))
     outbox = tmp_path / "run" / "outbox.json"
-    eventually(lambda: outbox.exists() and "step-1550" in outbox.read_text(), 60, "the outbox", every_s=0.05)
+    eventually(lambda: outbox.exists() and "checkpoints.json" in outbox.read_text(), 60, "the outbox", every_s=0.05)
     # From here on `first` stands for a killed process: it gets no chance to write anything more.
     first._sender._stopping = True
     server.start()
     truncate_journal(storage, 1550)
     second = open_tracker(server, tmp_path, run_id=first.run_id, attempt=2)
     second.points(read_journal(storage, 1550, after_step=second.complete_step()))
-    journal = JournalWriter(storage, Writer(2))
     execute(second, range(1551, 1651), shift=7)
     assert second.close("FINISHED", drain_s=120) == 0
     check_history(server, first.run_id, 1650)
@@ -136,8 +134,8 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
 
 
 def checkpoints_at(server: MlflowServer, run_id: str, folder: Path) -> list[str]:
-    table = Path(MlflowClient(server.uri).download_artifacts(run_id, "checkpoints.csv", str(folder)))
-    return [line.partition(",")[0] for line in table.read_text().splitlines()[1:]]
+    found = Path(MlflowClient(server.uri).download_artifacts(run_id, "checkpoints.json", str(folder)))
+    return [each["name"] for each in json.loads(found.read_text())]
 
 
 def check_history(server: MlflowServer, run_id: str, last: int) -> None:

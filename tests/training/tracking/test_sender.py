@@ -10,7 +10,7 @@ import pytest
 
 from penstock.storage import Storage
 from penstock.training.events import Point
-from penstock.training.tracking.sender import Operation, Outbox, Sender, Trouble
+from penstock.training.tracking.sender import Operation, Outbox, Sender
 from tests.runs.servers import eventually
 
 
@@ -59,8 +59,8 @@ class FakeServer:
             raise Down("internal error")
         self.log.append(name)
 
-    def judge(self, error: Exception) -> Trouble:
-        return Trouble.FINAL if isinstance(error, Refusal) else Trouble.PASSING
+    def is_final(self, error: Exception) -> bool:
+        return isinstance(error, Refusal)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_points_of_an_outage_arrive_once_and_in_order(server: FakeServer) -> Non
     sender.start()
     for step in range(2500):
         sender.put_points([point(step)])
-    assert server.hit.wait(60) and sender.waiting == 2500
+    assert server.hit.wait(60) and len(sender._queue) == 2500
     server.up.set()
     assert sender.drain(60) == 0
     assert server.steps == list(range(2500))
@@ -96,7 +96,7 @@ def test_points_gather_until_drained_or_followed_by_operation(server: FakeServer
     sender = Sender(server, points_every_s=3600.0)
     sender.start()
     sender.put_points([point(0)])
-    eventually(lambda: sender.waiting == 0, 60, "the first point", every_s=0.01)
+    eventually(lambda: len(sender._queue) == 0, 60, "the first point", every_s=0.01)
     for step in range(1, 500):
         sender.put_points([point(step)])
     assert server.requests == [1]
@@ -104,9 +104,9 @@ def test_points_gather_until_drained_or_followed_by_operation(server: FakeServer
     assert server.requests == [1, 499]
     for step in range(500, 2500):
         sender.put_points([point(step)])
-    eventually(lambda: sender.waiting < 1000, 60, "what fills a request", every_s=0.01)
+    eventually(lambda: len(sender._queue) < 1000, 60, "what fills a request", every_s=0.01)
     sender.put(operation("tag"))
-    eventually(lambda: sender.waiting == 0, 60, "what an operation waits for", every_s=0.01)
+    eventually(lambda: len(sender._queue) == 0, 60, "what an operation waits for", every_s=0.01)
     assert server.steps == list(range(2500))
 
 
@@ -121,13 +121,18 @@ def test_operation_waits_only_for_points_before_it(server: FakeServer) -> None:
     assert server.log.index(2) < at < server.log.index(1999)
 
 
-def test_refused_point_is_dropped_alone(server: FakeServer) -> None:
-    server.refused = {3}
+def test_refused_requests_block_nothing_and_warn_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.refused = {3, 6}
     sender = make(server)
-    sender.put_points([point(step) for step in range(6)])
+    for steps in (range(2), range(2, 4), range(4, 6), range(6, 8)):
+        sender.put_points([point(step) for step in steps])
+        sender.put(operation(f"after {steps.stop}"))
     sender.start()
     assert sender.drain(60) == 0
-    assert server.steps == [0, 1, 2, 4, 5]
+    assert server.steps == [0, 1, 4, 5] and "after 8" in server.log
+    assert [record.getMessage() for record in caplog.records] == [
+        "the tracking server refuses 2 points, from step 2 on, and maybe later ones: bad point"
+    ]
 
 
 def test_failing_artifact_blocks_nothing_else(server: FakeServer) -> None:
@@ -137,7 +142,7 @@ def test_failing_artifact_blocks_nothing_else(server: FakeServer) -> None:
     sender.put(operation("tag"))
     sender.put_points([point(1)])
     sender.start()
-    eventually(lambda: sender.waiting == 1, 30, "all but the artifact", every_s=0.01)
+    eventually(lambda: len(sender._queue) == 1, 30, "all but the artifact", every_s=0.01)
     assert sorted(map(str, server.log)) == ["1", "tag"]
     server.failing = set()
     assert sender.drain(60) == 0
@@ -189,9 +194,9 @@ def test_abandoned_sender_leaves_outbox_to_new_owner(server: FakeServer, tmp_pat
     assert outbox.read_bytes("outbox.json") == b"the new owner's"
 
 
-def test_unreadable_outbox_is_ignored(tmp_path: Path) -> None:
+def test_unreadable_outbox_is_ignored_once(tmp_path: Path) -> None:
     (tmp_path / "outbox.json").write_text('{"operations": [')
-    assert Outbox.load(Storage(str(tmp_path))) == Outbox()
+    assert Outbox.load(Storage(str(tmp_path))) == Outbox() and not (tmp_path / "outbox.json").exists()
 
 
 def wait_for_file(path: Path, word: str) -> None:

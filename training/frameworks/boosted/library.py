@@ -1,70 +1,54 @@
-"""What differs between xgboost and lightgbm? A base class for both, and their input."""
+"""How do boosted trees become a framework, and what differs between xgboost and lightgbm? A base class for both."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SpecError, TrainingError
-from penstock.ingest.feed.batch import Feed
-from penstock.ingest.schema import FeedSchema
 from penstock.messages import did_you_mean
-from penstock.training.frameworks.boosted.table import FeatureTable, Floats
+from penstock.storage import Storage
+from penstock.training.frameworks.boosted.model import BoostedModel, BoostedPredicts, Forest
+from penstock.training.frameworks.boosted.table import ShardTable, Task
+from penstock.training.frameworks.on_workers import OnWorkers
+from penstock.training.model import ModelSpec, Predicts
 from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
 
-__all__ = ["Forest", "Library", "ShardTable", "Task", "Trees", "choose_objective", "refuse_unused"]
+if TYPE_CHECKING:
+    from penstock.training.on_ray.worker import RankResult
 
+__all__ = ["PATIENCE", "Library", "Trees", "refuse_unused"]
 
-@dataclass(frozen=True)
-class Task:
-    """The data and the parameters of a training.
+PATIENCE = "early_stopping_rounds"
+"""The only one of `train.params` that the library does not get."""
 
-    Attributes:
-        schema: of the rows.
-        params: the user's, by the library's names.
-        seed: of all random draws.
-        threads: of one rank.
-    """
+_RANK = "penstock.training.frameworks.boosted.rank"
+"""Imported in the ranks alone: loaders of models import this module, without Ray."""
 
-    schema: FeedSchema
-    params: Mapping[str, Any]
-    seed: int
-    threads: int
+_ROUNDS = ("num_boost_round", "num_iterations", "n_estimators", "num_rounds", "num_trees", "n_iter")
 
-    @cached_property
-    def table(self) -> FeatureTable:
-        """The matrix behind the columns."""
-        return FeatureTable(self.schema)
+_DECIDED = {
+    **dict.fromkeys(_ROUNDS, "train.epochs is the number of rounds"),
+    **dict.fromkeys(("nthread", "n_jobs", "num_threads"), "train.cpus_per_worker is the number of threads"),
+    **dict.fromkeys(("seed", "random_state"), "shuffle.seed is the seed"),
+    "num_class": "the label decides the number of classes",
+    **dict.fromkeys(("device", "device_type"), "trees are trained on CPUs"),
+    **dict.fromkeys(("eval_metric", "metric"), "train.checkpoint.best and evaluate.metrics name the metrics"),
+    "early_stopping_round": f"write {PATIENCE}",
+}
+"""Parameter, by the library's main name -> what takes its place."""
 
+_BOOSTING = ("booster", "boosting")
 
-class ShardTable:
-    """One rank's rows of a split, batch by batch; every pass reads them again.
-
-    Args:
-        table: how columns become features.
-        feed: with batches on the CPU.
-    """
-
-    def __init__(self, table: FeatureTable, feed: Feed) -> None:
-        self._table, self._feed = table, feed
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the features."""
-        return self._table.names
-
-    def batches(self) -> Iterator[tuple[Floats, Floats]]:
-        """Yield (features [rows, features], labels [rows]) of every batch that has rows."""
-        for batch in self._feed.batches(0):
-            if batch.rows:
-                yield self._table.matrix(batch.columns), self._table.labels(batch.columns)
+_OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate")
 
 
 def refuse_unused(library: str, params: Iterable[str], used: Collection[str]) -> None:
@@ -94,49 +78,24 @@ class Trees(Protocol):
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
         """Predict this rank's rows: probabilities or values, [rows] or [rows, classes]."""
 
-    def train_loss(self) -> float | None:
-        """Mean over this rank's train rows, equal to `loss_of`; None where only predictions give it."""
-
     def content(self, rounds: int) -> bytes:
-        """Encode the first `rounds` rounds as a file; equal trees give equal bytes."""
+        """Encode the first `rounds` rounds, and the names of classes, as a file; equal trees give equal bytes."""
 
 
-class Forest(Protocol):
-    """Grown trees."""
+class Library(OnWorkers, ABC):
+    """xgboost or lightgbm. See `penstock.training.frameworks.framework.Framework`. Stateless and picklable."""
 
-    def predict(self, matrix: Floats) -> NDArray[Any]:
-        """Predict any rows, as `Trees.predictions`."""
-
-    def gains(self) -> NDArray[np.float64]:
-        """Sum the gains of the splits at each feature, [features]."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the features."""
-
-    @property
-    def objective(self) -> tuple[str, int]:
-        """The library's name of it, and the number of trees in a round."""
-
-
-class Library(ABC):
-    """xgboost or lightgbm. Stateless and picklable; its module imports no Ray."""
-
+    a_step = "a round, which learns from all rows of the train split, or from those that the library draws of them"
+    on_cpus = True
+    logged = ()
+    """As of `TriedBatch`: trees have no charts of their own."""
     name: str
     """The name in `train.framework`."""
-    distribution: str
-    """The installed distribution."""
+    libraries: tuple[str, ...]
     version: str
     loader: str
-    """See `Framework.loader`."""
-    file: str
+    model_files: tuple[str, ...]
     """The file of a checkpoint that holds the trees."""
-    for_few_rows: Mapping[str, Any]
-    """Parameters with which two rows can be learned."""
     trees_of: Callable[..., Trees]
     """Called with (params, task, train, validation, content of a checkpoint or None): begins, or continues."""
     forest: Callable[..., Forest]
@@ -145,30 +104,86 @@ class Library(ABC):
     """The library's exception for wrong parameters or rows."""
     lost: tuple[str, ...]
     """Words in that exception when another rank has died."""
+    fitting: Mapping[str, tuple[str, ...]]
+    """`binary`, `classes` and `number` -> objectives that predict probabilities, or values; the first is the default."""
+    usual: Mapping[str, Any]
+    """Defaults of parameters."""
+    values: Mapping[str, tuple[Any, ...]]
+    """Parameter -> its only values: others train on other input, or cannot continue exactly."""
+    decided: Mapping[str, str] = {}
+    """More of `_DECIDED`."""
+    known: Collection[str] = ()
+    """All names of parameters, where the library lists them."""
 
-    @abstractmethod
-    def settings(self, task: Task) -> dict[str, Any]:
-        """Merge the user's parameters with the pipeline's defaults.
+    @property
+    def run_rank(self) -> Callable[..., RankResult]:
+        """Grows rounds with this library."""
+        return partial(_run_rank, self)
+
+    def load(self, spec: ModelSpec, files: Storage) -> BoostedModel:
+        """Load the trees; `files` are a checkpoint's, or those of a registered model."""
+        return BoostedModel(spec.feed_schema, self.forest(files.read_bytes(self.model_files[0])))
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Check the section without the data.
 
         Raises:
-            SpecError: a parameter does not fit the label, or breaks exact resume.
+            SpecError: there is a recipe, or parameters do not fit; all are listed.
         """
+        given = {name: value for name, value in spec.params.items() if name != PATIENCE}
+        main, decided = {name: self.main_name(name) for name in given}, {**_DECIDED, **self.decided}
+        names = [*main.values()]
+        problems = [f"params.{name}: {decided[main[name]]}" for name in main if main[name] in decided]
+        problems += [f"params.{name}: {main[name]} is given twice" for name in main if names.count(main[name]) > 1]
+        for name, value in given.items():
+            if value not in (allowed := self.values.get(main[name], (value,))):
+                problems.append(f"params.{name} is {value!r}; it can be {' or '.join(map(str, allowed))}")
+        unread = spec.set_by_user(_OF_OTHERS)
+        problems += [f"{name}: {self.name} does not read it; its own settings are in params" for name in unread]
+        if spec.recipe is not None:
+            problems.append(f"recipe: trees need no code; params.objective names one of {self.name}'s")
+        if not spec.set_by_user(["epochs"]) and spec.max_steps is None:
+            problems.append("epochs is missing: it is the number of rounds, such as 200")
+        if spec.checkpoint.best is not None and "dart" in (given[name] for name in main if main[name] in _BOOSTING):
+            problems.append("checkpoint.best: DART changes the trees of earlier rounds, so the best round is lost; take it out")
+        if PATIENCE in spec.params and spec.checkpoint.best is None:
+            problems.append(f"params.{PATIENCE} needs checkpoint.best, such as {{metric: val/loss, mode: min}}")
+        if problems:
+            raise SpecError(
+                f"train does not fit {self.name}",
+                problems=[f"train.{problem}" for problem in problems],
+                next_step="correct the train section; docs/boosted.md has an example",
+            )
+        if self.known:
+            refuse_unused(self.name, given, self.known)
+        return BoostedPredicts()
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """Merge the user's parameters, by their main names, with the pipeline's defaults.
+
+        Raises:
+            SpecError: the objective does not fit the label.
+        """
+        params, classes = {self.main_name(name): value for name, value in task.params.items()}, task.schema.num_classes
+        fitting = self.fitting["number" if classes is None else "binary" if classes == 2 else "classes"]
+        objective = params.get("objective") or fitting[0]
+        if objective not in fitting:
+            found = "a number" if classes is None else f"one of {classes} classes"
+            raise SpecError(
+                f"train.params.objective is {objective!r}, and the label {task.schema.label!r} is {found}",
+                next_step=f"leave it out, or choose one of {', '.join(fitting)}",
+            )
+        more = {"num_class": classes} if (classes or 0) > 2 else {}
+        ours = {"seed": task.seed, self.main_name("nthread"): task.threads, **more}
+        return {**self.usual, **ours, **params, "objective": str(objective)}
 
     @abstractmethod
-    def check(self, params: Mapping[str, Any]) -> None:
-        """Check the parameters without the data. Raises SpecError."""
+    def joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
+        """Connect several ranks for the block, which gets parameters for the trees. A collective.
 
-    @abstractmethod
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """Estimate the most leaves that a round adds for each class."""
-
-    @abstractmethod
-    def _joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
-        """Connect more than one rank; see `joined`."""
-
-    @abstractmethod
-    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
-        """Whether a round changes the trees of the rounds before it: DART."""
+        Args:
+            host: address of this rank for the others.
+        """
 
     def main_name(self, name: str) -> str:
         """Return the name of a parameter that has several."""
@@ -177,14 +192,6 @@ class Library(ABC):
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Explain why a continued training differs from an undisturbed one; None if it does not."""
         return None
-
-    def joined(self, group: Group, host: str) -> AbstractContextManager[dict[str, Any]]:
-        """Connect the ranks for the block, which gets parameters for the trees. A collective.
-
-        Args:
-            host: address of this rank for the others.
-        """
-        return self._joined(group, host) if group.world_size > 1 else nullcontext({})
 
     def trees(
         self,
@@ -197,13 +204,13 @@ class Library(ABC):
         """Begin, or continue from the content of a checkpoint. A collective.
 
         Args:
-            more: parameters besides the task's: those of `joined`, or `for_few_rows`.
+            more: parameters besides the task's: those of `joined`.
 
         Raises:
             TrainingError: the library refuses the parameters or the rows.
         """
         with self.reraising():
-            return type(self).trees_of({**self.settings(task), **more}, task, train, validation, content)
+            return self.trees_of({**self.settings(task), **more}, task, train, validation, content)
 
     @contextmanager
     def reraising(self) -> Iterator[None]:
@@ -226,24 +233,6 @@ class Library(ABC):
         return str(error).strip()
 
 
-def choose_objective(task: Task, fitting: Mapping[str, tuple[str, ...]], given: Any) -> str:
-    """Choose the objective of a task: the user's, or the first that fits the label's kind.
-
-    Args:
-        fitting: `binary`, `classes` and `number` to the objectives whose predictions are probabilities, or values.
-        given: the user's, if there is one.
-
-    Raises:
-        SpecError: the objective does not fit.
-    """
-    classes = task.schema.num_classes
-    kind = "number" if classes is None else "binary" if classes == 2 else "classes"
-    if given is None:
-        return fitting[kind][0]
-    if given not in fitting[kind]:
-        found = "a number" if classes is None else f"one of {classes} classes"
-        raise SpecError(
-            f"train.params.objective is {given!r}, and the label {task.schema.label!r} is {found}",
-            next_step=f"leave it out, or choose one of {', '.join(fitting[kind])}",
-        )
-    return str(given)
+def _run_rank(library: Library, *given: Any, **options: Any) -> RankResult:
+    result: RankResult = importlib.import_module(_RANK).run_boosted_rank(library, *given, **options)
+    return result

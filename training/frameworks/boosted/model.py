@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.ingest.schema import FeedSchema
-from penstock.storage import Storage
-from penstock.training.frameworks.boosted.library import Forest, Library
-from penstock.training.frameworks.boosted.table import FeatureTable
-from penstock.training.model import ClassScores, ModelSpec, Predicts, TrainedModel
+from penstock.training.frameworks.boosted.table import FeatureTable, Floats
+from penstock.training.model import ClassScores, Predicts, TrainedModel
 
-__all__ = ["BoostedModel", "BoostedPredicts", "load_boosted", "loss_of"]
+__all__ = ["BoostedModel", "BoostedPredicts", "Forest", "loss_of"]
 
 SMALLEST = 1e-7
 """A probability of 0 would make an infinite loss of one row."""
+
+
+class Forest(Protocol):
+    """Grown trees of a file."""
+
+    rounds: int
+    names: list[str]
+    """Of the features."""
+    objective: tuple[str, int]
+    """The library's name of it, and the number of trees in a round."""
+    classes: tuple[str, ...] | None
+    """Names of the label's classes, in the order of the predictions; None if the file does not name them."""
+
+    def predict(self, matrix: Floats) -> NDArray[Any]:
+        """Predict any rows: probabilities or values, [rows] or [rows, classes]."""
+
+    def gains(self) -> NDArray[np.float64]:
+        """Sum the gains of the splits at each feature, [features]."""
 
 
 class BoostedPredicts(Predicts):
@@ -60,8 +79,3 @@ def loss_of(output: Tensor, label: Tensor, schema: FeedSchema) -> Tensor:
     index = label.long()
     right = torch.where(index == 1, output, 1 - output) if output.ndim == 1 else output.gather(1, index[:, None])[:, 0]
     return -right.clamp_min(SMALLEST).log().mean(dtype=torch.float64)
-
-
-def load_boosted(library: Library, spec: ModelSpec, files: Storage) -> BoostedModel:
-    """Load a trained model from the files of a checkpoint or a registered model."""
-    return BoostedModel(spec.feed_schema, library.forest(files.read_bytes(library.file)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import ray
 
@@ -17,25 +15,24 @@ from penstock.messages import counted, shorten
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.start_from import START
 from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.frameworks.boosted.library import Forest, Library, ShardTable, Task
-from penstock.training.frameworks.boosted.model import BoostedPredicts
-from penstock.training.frameworks.boosted.rounds import BEST_ROUND, PATIENCE, BestRound, FirstRank, Parts, run_rounds
+from penstock.training.frameworks.boosted.library import PATIENCE, Library
+from penstock.training.frameworks.boosted.model import BoostedPredicts, Forest
+from penstock.training.frameworks.boosted.rounds import BEST_ROUND, BestRound, FirstRank, Parts, run_rounds
+from penstock.training.frameworks.boosted.table import ShardTable, Task
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
-from penstock.training.on_ray.worker import RankResult
+from penstock.training.on_ray.start import RankResult, start_rank
+from penstock.training.on_ray.worker import check_best_is_validated
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
-from penstock.training.session.attempt import start_rank
 
-__all__ = ["run_boosted_rank", "without_patience"]
+__all__ = ["run_boosted_rank"]
 
 READ_BYTES = 16 << 20
 """Bytes of features in a batch of one rank, about."""
 
-
-def without_patience(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the library's part of `train.params`."""
-    return {name: value for name, value in params.items() if name != PATIENCE}
+_LISTED = 400
+"""Characters of a list of classes in a message."""
 
 
 def run_boosted_rank(
@@ -61,14 +58,11 @@ def run_boosted_rank(
     )
     if start.stopped:
         return start.result
-    schema, params = job.manifest.feed_schema, without_patience(job.spec.params)
+    schema = job.manifest.feed_schema
+    params = {name: value for name, value in job.spec.params.items() if name != PATIENCE}
     task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)))
     validates = bool(job.manifest.rows.get("validation"))
-    if job.spec.checkpoint.best is not None and not validates:
-        raise SpecError(
-            f"train.checkpoint.best.metric is {job.spec.checkpoint.best.metric!r}, and the validation split holds no rows",
-            next_step="give the data a larger validation split: data.validation",
-        )
+    check_best_is_validated(job, validates)
     for split in ("train", "validation"):
         if 0 < (rows := job.manifest.rows.get(split, 0)) < group.world_size:
             raise SpecError(
@@ -78,13 +72,18 @@ def run_boosted_rank(
     train = _shard(job, task, "train", group)
     validation = _shard(job, task, "validation", group) if validates else None
     metrics = validation_metrics(job.spec.checkpoint.best, schema, BoostedPredicts())
-    begun = group.together(lambda: _begun(job, library, task))
-    content, best_round = group.together(lambda: _read(job, start.checkpoint, library))
+    begun, content, best_round = group.together(lambda: _read(job, library, task, start.checkpoint))
     before = begun.rounds if begun is not None else 0
+    if begun is not None and begun.classes is None and schema.classes and start.checkpoint is None and group.is_first:
+        print(
+            f"the trees of {job.spec.start_from} do not name their classes: taken to be {shorten([*schema.classes], _LISTED)}"
+        )
     with ExitStack() as closes:
-        facts = start.facts
-        first = FirstRank(job, *start.first_rank(closes, client), facts, library.file, before) if group.is_first else None
-        network = closes.enter_context(library.joined(group, ray.util.get_node_ip_address()))
+        first = None
+        if group.is_first:
+            first = FirstRank(job, *start.first_rank(closes, client), start.facts, library.model_files[0], before)
+        joined = library.joined(group, ray.util.get_node_ip_address()) if group.world_size > 1 else nullcontext({})
+        network = closes.enter_context(joined)
         trees = library.trees(task, train, validation, content, network)
         if begun is not None and (now := library.forest(trees.content(before)).objective) != begun.objective:
             raise _unfit(job, f"were grown for {begun.objective[0]}, not for {now[0]}")
@@ -94,12 +93,26 @@ def run_boosted_rank(
     return replace(start.result, status=status, state=end, checkpoint=written or start.result.checkpoint)
 
 
-def _begun(job: TrainJob, library: Library, task: Task) -> Forest | None:
-    """Read the trees of `train.start_from`. Raises SpecError if they do not fit the rows."""
-    if job.spec.start_from is None:
-        return None
+def _read(
+    job: TrainJob, library: Library, task: Task, checkpoint: Checkpoint | None
+) -> tuple[Forest | None, bytes | None, BestRound]:
+    """Read the trees of `train.start_from`, those to continue from, and the best round so far."""
+    content = job.run_storage.read_bytes(START) if job.spec.start_from is not None else None
+    begun = _fitting(job, library, task, content) if content is not None else None
+    if checkpoint is None:
+        return begun, content, BestRound()
+    files = checkpoint.storage
+    return begun, files.read_bytes(library.model_files[0]), BestRound.model_validate_json(files.read_bytes(BEST_ROUND))
+
+
+def _fitting(job: TrainJob, library: Library, task: Task, content: bytes) -> Forest:
+    """Load the trees of `train.start_from`. Raises SpecError if they do not fit the rows."""
     with library.reraising():
-        forest = library.forest(job.run_storage.read_bytes(START))
+        forest = library.forest(content)
+    theirs, ours = forest.classes, task.schema.classes
+    if theirs is not None and theirs != ours:
+        found = "not named" if ours is None else shorten([*ours], _LISTED)
+        raise _unfit(job, f"have the classes {shorten([*theirs], _LISTED)}, and those of the label are {found}")
     names = [name.replace(" ", "_") for name in task.table.names]
     if [name.replace(" ", "_") for name in forest.names] != names:
         raise _unfit(job, f"split at {shorten(forest.names)}, and the rows have {shorten(task.table.names)}")
@@ -112,14 +125,6 @@ def _begun(job: TrainJob, library: Library, task: Task) -> Forest | None:
 def _unfit(job: TrainJob, reason: str) -> SpecError:
     problem = f"train.start_from: the trees of {job.spec.start_from} {reason}"
     return SpecError(problem, next_step="take it out, or correct preprocess and params")
-
-
-def _read(job: TrainJob, checkpoint: Checkpoint | None, library: Library) -> tuple[bytes | None, BestRound]:
-    """Read the trees, and the best round so far."""
-    if checkpoint is None:
-        return job.run_storage.read_bytes(START) if job.spec.start_from is not None else None, BestRound()
-    files = checkpoint.storage
-    return files.read_bytes(library.file), BestRound.model_validate_json(files.read_bytes(BEST_ROUND))
 
 
 def _shard(job: TrainJob, task: Task, split: Split, group: Group) -> ShardTable:

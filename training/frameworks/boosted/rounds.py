@@ -21,20 +21,18 @@ from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.evaluation.metrics import MetricSet
-from penstock.training.events import Point, Saving, TrainProgress, Warned, now_ms
-from penstock.training.frameworks.boosted.library import ShardTable, Trees
+from penstock.training.events import Point, Saving, TrainProgress, now_ms
+from penstock.training.faults import IN_THE_MODEL, not_a_number
+from penstock.training.frameworks.boosted.library import PATIENCE, Trees
 from penstock.training.frameworks.boosted.model import loss_of
+from penstock.training.frameworks.boosted.table import ShardTable
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import EventSender
-from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
 from penstock.training.state import TrainState
 
-__all__ = ["BEST_ROUND", "PATIENCE", "BestRound", "FirstRank", "Parts", "rounds_of", "run_rounds"]
-
-PATIENCE = "early_stopping_rounds"
-"""The only one of `train.params` that the library does not get."""
+__all__ = ["BEST_ROUND", "BestRound", "FirstRank", "Parts", "Round", "run_rounds"]
 
 BEST_ROUND = "progress.json"
 """The file of a checkpoint with the `BestRound`."""
@@ -75,7 +73,7 @@ class Parts:
     """Rounds of `train.start_from`; others are counted from there."""
 
 
-def rounds_of(spec: TrainSpec) -> int:
+def _rounds_of(spec: TrainSpec) -> int:
     """Return the number of rounds that the spec sets."""
     return min(spec.epochs, spec.max_steps) if spec.max_steps is not None else spec.epochs
 
@@ -83,19 +81,15 @@ def rounds_of(spec: TrainSpec) -> int:
 def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[Literal["finished", "interrupted"], TrainState]:
     """Boost from `state` to the end of the spec, or until the driver asks for a stop. A collective."""
     group, first, spec = parts.group, parts.first, parts.job.spec
-    labels = torch.cat([torch.from_numpy(labels) for _, labels in parts.train.batches()])
-    held_out = None
-    if parts.validation is not None:
-        held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
     while not _over(spec, state, best_round):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         parts.trees.grow(parts.before + state.step)
         spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         logged: dict[str, float] = {}
         state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
-        sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
-        if held_out is not None:
-            sums[2:] = [_loss_sum(parts, "validation", held_out, parts.metrics), float(len(held_out))]
+        sums = [*_loss_and_rows(parts, "train", parts.train), 0.0, 0.0]
+        if parts.validation is not None:
+            sums[2:] = _loss_and_rows(parts, "validation", parts.validation, parts.metrics)
         wishes = first.wishes() if first is not None else (False, False)
         everyones = [each if rank == group.rank else 0.0 for rank in range(group.world_size) for each in spent]
         train, rows, lost, others, stop, save, *of_ranks = group.sum([*sums, *map(float, wishes), *everyones])
@@ -105,7 +99,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
         values = {"train/loss": train / rows}
         if not math.isfinite(train):
             raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}", IN_THE_MODEL)
-        if held_out is not None:
+        if parts.validation is not None:
             values |= {"val/loss": lost / max(others, 1.0)}
             values |= {f"val/{name}": value for name, value in parts.metrics.compute().items()}
         if (best := spec.checkpoint.best) is not None:
@@ -113,7 +107,7 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
         last = _over(spec, state, best_round)
         if first is not None:
             rows_per_s = rows / max(time.perf_counter() - began_s, 1e-9)
-            first.measured(state, best_round, values, rows_per_s, logged)
+            first.measured(Round(state, best_round, values), rows_per_s, logged)
             planned = spec.checkpoint.every_steps is not None and state.step % spec.checkpoint.every_steps == 0
             if last or stop or save or planned:
                 first.save(parts.trees)
@@ -125,23 +119,25 @@ def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[
 def _over(spec: TrainSpec, state: TrainState, best_round: BestRound) -> bool:
     patience = spec.params.get(PATIENCE)
     out_of_patience = patience is not None and best_round.value is not None and state.step - best_round.reached >= int(patience)
-    return out_of_patience or state.step >= rounds_of(spec)
+    return out_of_patience or state.step >= _rounds_of(spec)
 
 
-def _loss_sum(
-    parts: Parts, split: Literal["train", "validation"], labels: torch.Tensor, metrics: MetricSet | None = None
-) -> float:
-    if split == "train" and (mean := parts.trees.train_loss()) is not None:
-        return mean * len(labels)
-    output, schema = torch.from_numpy(parts.trees.predictions(split)), parts.job.manifest.feed_schema
-    if metrics is not None and len(labels):
+def _loss_and_rows(
+    parts: Parts, split: Literal["train", "validation"], shard: ShardTable, metrics: MetricSet | None = None
+) -> tuple[float, float]:
+    """Sum the loss over this rank's rows of a split, updating `metrics`, and count them."""
+    output, labels = torch.from_numpy(parts.trees.predictions(split)), torch.from_numpy(shard.labels)
+    schema = parts.job.manifest.feed_schema
+    if metrics is not None:
         metrics.update(output, {str(schema.label): labels})
-    return float(loss_of(output, labels, schema)) * len(labels) if len(labels) else 0.0
+    return float(loss_of(output, labels, schema)) * len(labels), float(len(labels))
 
 
-class _Measured(NamedTuple):
+class Round(NamedTuple):
+    """The state after a round, the best one up to it, and its losses and metrics."""
+
     state: TrainState
-    best_round: BestRound
+    best: BestRound
     values: Mapping[str, float]
 
 
@@ -163,10 +159,9 @@ class FirstRank:
         self._before = before
         self._saved_s = time.monotonic()
         self._unsealed: list[Point] = []
-        self._now: _Measured | None = None
-        self._best: _Measured | None = None
+        self._now: Round | None = None
+        self._best: Round | None = None
         """Measured since the last checkpoint; None where that or an earlier one is still the best."""
-        self._warned = False
 
     def wishes(self) -> tuple[bool, bool]:
         """Whether the driver asks for a stop, and whether `every_s` is over and the writer is free."""
@@ -175,27 +170,15 @@ class FirstRank:
         due = every_s is not None and time.monotonic() - self._saved_s >= every_s
         return self._sender.stop_requested.is_set(), due and not self._writer.busy
 
-    def measured(
-        self,
-        state: TrainState,
-        best_round: BestRound,
-        values: Mapping[str, float],
-        rows_per_s: float,
-        logged: Mapping[str, float],
-    ) -> None:
+    def measured(self, now: Round, rows_per_s: float, logged: Mapping[str, float]) -> None:
         """Chart a round, with `logged`: each rank's times."""
-        self._now = _Measured(state, best_round, values)
-        if best_round.step == state.step:
-            self._best = self._now
-        if not math.isfinite(values["train/loss"]) and not self._warned:
-            self._warned = True
-            self._sender.post(Warned(message=f"the training loss is {values['train/loss']} at round {state.step:,}"))
-        chart = {**logged, **values, "train/rows_per_s": rows_per_s, "train/epoch": float(state.epoch - 1)}
-        point = Point(now_ms(), state.step, chart)
+        self._now, step, epoch = now, now.state.step, now.state.epoch - 1
+        if now.best.step == step:
+            self._best = now
+        point = Point(now_ms(), step, {**logged, **now.values, "train/rows_per_s": rows_per_s, "train/epoch": float(epoch)})
         self._unsealed.append(point)
         self._sender.post(point)
-        total = rounds_of(self._job.spec)
-        self._sender.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
+        self._sender.post(TrainProgress(step=step, total_steps=_rounds_of(self._job.spec), epoch=epoch, rows_per_s=rows_per_s))
 
     def finish(self) -> str | None:
         """Wait until all is written. Returns the name of the newest checkpoint written here."""
@@ -214,16 +197,10 @@ class FirstRank:
             self._write(self._now, trees)
         self._saved_s = time.monotonic()
 
-    def _write(self, measured: _Measured, trees: Trees) -> None:
-        state, best_round, values = measured
-        update = {
-            "step": state.step,
-            "epoch": state.epoch,
-            "position": state.position,
-            "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
-        }
-        facts, content = self._facts.model_copy(update=update), trees.content(self._before + state.step)
-        files = {self._file: SavedBytes(content), BEST_ROUND: SavedBytes(best_round.model_dump_json().encode())}
+    def _write(self, measured: Round, trees: Trees) -> None:
+        state, best, values = measured
+        facts, content = self._facts.measured_at(state, values), trees.content(self._before + state.step)
+        files = {self._file: SavedBytes(content), BEST_ROUND: SavedBytes(best.model_dump_json().encode())}
         points = [point for point in self._unsealed if point.step <= state.step]
         self._unsealed = self._unsealed[len(points) :]
         self._sender.post(Saving(step=state.step))

@@ -1,20 +1,23 @@
-"""How do the columns of a batch become a matrix of named features?"""
+"""How do the columns of a rank's rows become a matrix of named features?"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import SpecError
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.schema import FeedSchema
 
-__all__ = ["FeatureTable", "Floats"]
+__all__ = ["FeatureTable", "Floats", "ShardTable", "Task"]
 
 Floats = NDArray[np.float32]
 
@@ -77,3 +80,48 @@ class FeatureTable:
             shares[column.name] = float(np.sum(gains[first : first + size])) / total if total else 0.0
             first += size
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data and the parameters of a training.
+
+    Attributes:
+        schema: of the rows.
+        params: the user's, by the library's names.
+        seed: of all random draws.
+        threads: of one rank.
+    """
+
+    schema: FeedSchema
+    params: Mapping[str, Any]
+    seed: int
+    threads: int
+
+    @cached_property
+    def table(self) -> FeatureTable:
+        """The matrix behind the columns."""
+        return FeatureTable(self.schema)
+
+
+class ShardTable:
+    """One rank's rows of a split, batch by batch; every pass reads them again.
+
+    Args:
+        table: how columns become features.
+        feed: with batches on the CPU.
+    """
+
+    def __init__(self, table: FeatureTable, feed: Feed) -> None:
+        self._table, self._feed, self.names = table, feed, table.names
+
+    @cached_property
+    def labels(self) -> Floats:
+        """Labels of all rows."""
+        return np.concatenate([labels for _, labels in self.batches()])
+
+    def batches(self) -> Iterator[tuple[Floats, Floats]]:
+        """Yield (features [rows, features], labels [rows]) of every batch that has rows."""
+        for batch in self._feed.batches(0):
+            if batch.rows:
+                yield self._table.matrix(batch.columns), self._table.labels(batch.columns)

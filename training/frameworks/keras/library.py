@@ -10,7 +10,8 @@ from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
-from penstock.training.frameworks.loops.own_loop import build_user_model, installed
+from penstock.training.frameworks.on_workers import installed
+from penstock.training.recipe import build_by_user
 from penstock.usercode.capture import UserCode
 
 __all__ = ["TENSORFLOW", "backend", "build", "choose_backend", "import_keras", "inputs_of"]
@@ -50,7 +51,7 @@ def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
     """
     keras = import_keras()
     function = code.load()
-    model = build_user_model(code, lambda: function(schema, **code.located(dict(params))), params)
+    model = build_by_user(code, lambda: function(schema, **code.located(params)))
     if not isinstance(model, keras.Model):
         raise SpecError(f"train.recipe: {code.target} made a {type(model).__name__}, not a keras.Model")
     if not model.compiled:

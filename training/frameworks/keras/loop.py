@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
+from penstock.training.step.unsaved import Unsaved, unsaved_state
 
 __all__ = ["fit"]
 
@@ -43,6 +43,8 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
     keras = import_keras()
+    from keras.src.backend.common.global_state import get_global_attribute
+
     keras.utils.set_random_seed(job.seed)
     if backend() == "tensorflow":
         import tensorflow
@@ -69,29 +71,24 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     elif job.spec.start_from is not None:
         read_variables(job.run_storage.read_bytes(START), model.variables, f"train.start_from: {job.spec.start_from}")
 
-    before = _unsaved(model)
+    internal = {*vars(keras.Model()), *vars(keras.Layer()), "training"} - {"_trainable"}
+    theirs = {"loss": model.loss, "optimizer": model.optimizer, "schedule": model.optimizer._learning_rate}
+    layers = [(layer.name, layer) for layer in model._flatten_layers()]
+    outside = Unsaved(partial(unsaved_state, model, {"recipe": job.code.load(), **theirs}, internal, layers))
 
     def learn(batch: dict[str, Tensor]) -> dict[str, float]:
         model.reset_metrics()  # else the values are means since the start
         found = model.train_on_batch(*given(batch), return_dict=True)
+        outside.after_step()
         return {f"train/{name}": float(np.asarray(value)) for name, value in found.items()}
 
     def write(folder: Path) -> None:
-        for name, _ in _unsaved(model).items() - before.items():
+        for name in outside.changed():
             session.add_caveat(f"{name} is not a variable of the model")
+        if get_global_attribute("global_seed_generator") is not None:
+            session.add_caveat("keras.random without a seed draws from a generator that is in no checkpoint")
         for name, theirs in variables.items():
             (folder / name).write_bytes(written_variables(theirs))
         model.save(folder / WHOLE)
 
     learn_batches(job, group, session, KerasModel(model, schema, job.code.target), learn, write)
-
-
-def _unsaved(model: Any) -> dict[str, str]:
-    """Return the numbers, texts and lists that layers keep as attributes: they are not variables, so no checkpoint has them."""
-    found: dict[str, str] = {}
-    for layer in model._flatten_layers():
-        for name, value in vars(layer).items():
-            if not name.startswith("_") and name != "training":
-                with suppress(TypeError, ValueError):  # an object, or a tensor
-                    found[f"{layer.name}.{name}"] = json.dumps(value)
-    return found

@@ -1,4 +1,4 @@
 """How does lightgbm train in the pipeline? See training/frameworks/boosted/.
 
-Public: `framework`, `library` (without Ray).
+Public: `library` (without Ray).
 """

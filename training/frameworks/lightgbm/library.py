@@ -7,11 +7,11 @@ cannot be restored: see `not_repeatable`.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, Literal
 
 import lightgbm
@@ -20,11 +20,8 @@ import torch
 from lightgbm.basic import LightGBMError, _ConfigAliases, _InnerPredictor
 from numpy.typing import NDArray
 
-from penstock.errors import SpecError
-from penstock.storage import Storage
-from penstock.training.frameworks.boosted.library import Floats, Library, ShardTable, Task, choose_objective, refuse_unused
-from penstock.training.frameworks.boosted.model import BoostedModel, load_boosted
-from penstock.training.model import ModelSpec
+from penstock.training.frameworks.boosted.library import Library
+from penstock.training.frameworks.boosted.table import Floats, ShardTable, Task
 from penstock.training.ranks import Group
 
 __all__ = ["LIBRARY", "LightgbmLibrary", "load"]
@@ -61,13 +58,11 @@ _OF_THE_RANKS = ("tree_learner", "machines", "machine_list_filename", "num_machi
 
 _MAIN_NAMES = {alias: name for name, aliases in _ConfigAliases._get_all_param_aliases().items() for alias in (name, *aliases)}
 
-
-def _by_main_name(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {_MAIN_NAMES.get(name, name): value for name, value in params.items()}
-
-
 _OF_THIS_RUN = re.compile(r"\nparameters:.*?end of parameters\n|\npandas_categorical:[^\n]*", re.DOTALL)
 """Addresses and threads of the ranks, in a model's text."""
+
+_CLASSES = "\npenstock_classes:"
+"""Begins the line after the trees that has the names of the label's classes, as JSON; lightgbm reads past it."""
 
 TIME_OUT_MIN = 120
 """Limit of a rank's work while the others wait; Ray Train detects dead ranks."""
@@ -79,11 +74,12 @@ class LightgbmTrees:
     def __init__(
         self, params: dict[str, Any], task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None
     ) -> None:
-        self._seed = task.seed
+        self._seed, self._classes = task.seed, task.schema.classes
         rows = _dataset(train, params)
         if content is not None:  # as lightgbm.train does for its init_model
             self._begun = lightgbm.Booster(model_str=content.decode())  # kept alive: the predictor holds only its address
-            rows._set_predictor(_InnerPredictor.from_booster(self._begun, pred_parameter={}))
+            # Another number of threads would stay after the prediction, and linear trees then write past their buffers.
+            rows._set_predictor(_InnerPredictor.from_booster(self._begun, pred_parameter={"num_threads": task.threads}))
         self._booster = lightgbm.Booster(params, rows)
         if validation is not None:
             self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # with first scores
@@ -108,22 +104,24 @@ class LightgbmTrees:
         self._booster.eval_train(collect) if split == "train" else self._booster.eval_valid(collect)
         return seen[0]
 
-    def train_loss(self) -> float:
-        """Round lightgbm's loss to single precision: its threads add up in any order."""
-        return float(np.float32(self._booster.eval_train()[0][2]))
-
     def content(self, rounds: int) -> bytes:
         """Encode as text, without values that differ from run to run."""
         # Read once: a tree without a split, once read, is written differently.
         read = lightgbm.Booster(model_str=self._booster.model_to_string(num_iteration=rounds))
-        return _OF_THIS_RUN.sub("", read.model_to_string()).encode()
+        names = "" if self._classes is None else f"{_CLASSES}{json.dumps(self._classes)}\n"
+        return (_OF_THIS_RUN.sub("", read.model_to_string()) + names).encode()
 
 
 class LightgbmForest:
-    """See `penstock.training.frameworks.boosted.library.Forest`."""
+    """See `penstock.training.frameworks.boosted.model.Forest`."""
 
     def __init__(self, content: bytes) -> None:
-        self._booster = lightgbm.Booster(model_str=content.decode())
+        text = content.decode()
+        self._booster = booster = lightgbm.Booster(model_str=text)
+        self.rounds, self.names = int(booster.current_iteration()), list(booster.feature_name())
+        self.objective = str(booster.dump_model(num_iteration=1)["objective"]), int(booster.num_model_per_iteration())
+        names = text.rpartition(_CLASSES)[2] if _CLASSES in text else None
+        self.classes: tuple[str, ...] | None = None if names is None else tuple(json.loads(names))
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
         """Predict in this process, with as many threads as torch has here."""
@@ -133,96 +131,62 @@ class LightgbmForest:
         """Sum the gains; 0 for a feature without a split."""
         return np.asarray(self._booster.feature_importance("gain"), np.float64)
 
-    @property
-    def rounds(self) -> int:
-        """See `Forest`."""
-        return int(self._booster.current_iteration())
-
-    @property
-    def names(self) -> list[str]:
-        """See `Forest`."""
-        return list(self._booster.feature_name())
-
-    @property
-    def objective(self) -> tuple[str, int]:
-        """See `Forest`."""
-        return self._booster.dump_model(num_iteration=1)["objective"], int(self._booster.num_model_per_iteration())
-
 
 _SEEDS = ("feature_fraction_seed", "extra_seed")
 
 
 def _dataset(shard: ShardTable, params: dict[str, Any]) -> lightgbm.Dataset:
-    labels = np.concatenate([part for _, part in shard.batches()])
-    matrix, first = np.empty((len(labels), len(shard.names)), np.float32), 0
+    matrix, first = np.empty((len(shard.labels), len(shard.names)), np.float32), 0
     for part, _ in shard.batches():
         matrix[first : first + len(part)] = part
         first += len(part)
-    return lightgbm.Dataset(matrix, labels, feature_name=shard.names, params=params)
+    return lightgbm.Dataset(matrix, shard.labels, feature_name=shard.names, params=params)
 
 
 class LightgbmLibrary(Library):
     """See `penstock.training.frameworks.boosted.library.Library`."""
 
     name = "lightgbm"
-    distribution = "lightgbm"
+    libraries = ("lightgbm",)
     version = lightgbm.__version__
     loader = "penstock.training.frameworks.lightgbm.library:load"
-    file = "model.txt"
-    for_few_rows: Mapping[str, Any] = MappingProxyType({"min_data_in_leaf": 1, "min_data_in_bin": 1})
+    model_files = ("model.txt",)
     trees_of = LightgbmTrees
     forest = LightgbmForest
     refusal = LightGBMError
     lost = ("socket", "recv", "send", "connect", "linker", "network")
-
-    def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse parameters that are unknown, cannot be resumed or are nondeterministic."""
-        refuse_unused("lightgbm", params, _MAIN_NAMES)
-        for name in (name for name in params if _MAIN_NAMES[name] in _OF_ITS_COMMAND):
-            raise SpecError(f"train.params.{name}: only lightgbm's own command reads it; take it out")
-        for name in (name for name in params if _MAIN_NAMES[name] in _OF_THE_RANKS):
-            raise SpecError(f"train.params.{name}: penstock connects the workers, each with its rows; take it out")
-        params = _by_main_name(params)
-        if params.get("boosting") in ("rf", "random_forest"):
-            raise SpecError(f"train.params.boosting is {params['boosting']!r}: a forest cannot continue from a checkpoint")
-        if params.get("deterministic") is False:
-            raise SpecError("train.params.deterministic is false: a continued training would differ; take it out")
+    fitting = _FITTING
+    usual: Mapping[str, Any] = {"verbosity": -1, "deterministic": True, "metric": "None"}
+    values: Mapping[str, tuple[Any, ...]] = {
+        "boosting": ("gbdt", "gbrt", "dart", "goss"),  # a random forest cannot continue from a checkpoint
+        "deterministic": (True,),
+    }
+    decided: Mapping[str, str] = {
+        **dict.fromkeys(_OF_ITS_COMMAND, "only lightgbm's own command reads it; take it out"),
+        **dict.fromkeys(_OF_THE_RANKS, "penstock connects the workers, each with its rows; take it out"),
+    }
+    known = _MAIN_NAMES
 
     def settings(self, task: Task) -> dict[str, Any]:
         """See `Library.settings`."""
-        params = _by_main_name(task.params)
-        objective = choose_objective(task, _FITTING, params.get("objective"))
-        classes = task.schema.num_classes or 0
-        usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
-        if not params.get("force_col_wise"):
-            usual["force_row_wise"] = True  # else lightgbm times both, which is nondeterministic
-        more = {"num_class": classes} if classes > 2 else {}
-        metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
-        return {**usual, **more, **params, "metric": metric, "objective": objective}
+        made = super().settings(task)  # without a choice lightgbm times both, which is nondeterministic
+        return made if made.get("force_col_wise") else {"force_row_wise": True, **made}
 
     def main_name(self, name: str) -> str:
         """See `Library.main_name`."""
         return _MAIN_NAMES.get(name, name)
 
-    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
-        """See `Library.changes_earlier_trees`."""
-        return _by_main_name(params).get("boosting") == "dart"
-
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Name the parameter whose state lightgbm does not keep from round to round."""
-        params = _by_main_name(params)
-        drawn = [name for name in _ROW_SHARES if float(params.get(name, 1)) < 1]
+        params = {self.main_name(name): value for name, value in params.items()}
+        drawn = [name for name in _ROW_SHARES if float(params.get(name, 1)) < 1 and float(params.get("bagging_freq", 0)) > 0]
         drawn += [name for name in ("boosting", "data_sample_strategy") if params.get(name) in ("dart", "goss")]
         drawn += [name for name in _UNKEPT if params.get(name)]
         names = [params[name] if isinstance(params[name], str) else name for name in drawn]
         return f"lightgbm does not keep the state of {' and '.join(names)}" if names else None
 
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """Return `num_leaves`."""
-        return int(_by_main_name(params).get("num_leaves", 31))
-
     @contextmanager
-    def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
         """Choose a free port on every rank; lightgbm connects them while the trees exist."""
         with socket.socket() as free:
             free.bind(("", 0))
@@ -240,7 +204,4 @@ class LightgbmLibrary(Library):
 
 LIBRARY = LightgbmLibrary()
 
-
-def load(spec: ModelSpec, files: Storage) -> BoostedModel:
-    """Load the trees; `files` are a checkpoint's, or those of a registered model."""
-    return load_boosted(LIBRARY, spec, files)
+load = LIBRARY.load

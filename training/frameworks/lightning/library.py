@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import SpecError
-from penstock.training.frameworks.loops.own_loop import build_user_model
+from penstock.training.recipe import build_by_user
 from penstock.usercode.capture import UserCode
 
 __all__ = ["DISTRIBUTIONS", "has_own", "lightning_of", "make_module", "quiet", "refuse_averages"]
@@ -45,7 +45,7 @@ def make_module(code: UserCode, params: Mapping[str, Any]) -> Any:
     if not isinstance(kind, type):
         raise SpecError(f"train.recipe: {code.target} is a {type(kind).__name__}, not a class")
     lightning_of(kind)
-    return build_user_model(code, lambda: kind(**code.located(dict(params))), params)
+    return build_by_user(code, lambda: kind(**code.located(params)))
 
 
 def has_own(module: Any, method: str) -> bool:

@@ -41,6 +41,8 @@ class LightningModel(TrainedModel):
         state: of the Trainer's checkpoint; None before training.
     """
 
+    predicts_by = "a forward or a predict_step in the module"
+
     def __init__(self, module: Any, target: str, state: Mapping[str, Any] | None = None) -> None:
         self._module, self._target = module, target
         self._logged: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import importlib
 import math
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ import torch
 from torch import Tensor
 
 from penstock.training.checkpoint.matching import load_matching, start_weights
-from penstock.training.frameworks.lightning.library import has_own, lightning_of, make_module, refuse_averages
+from penstock.training.faults import IN_THE_MODEL, not_a_number
+from penstock.training.frameworks.lightning.library import lightning_of, make_module, refuse_averages
 from penstock.training.frameworks.lightning.loading import STATE, TRAINER, WEIGHTS, kept_state, steps_of
-from penstock.training.frameworks.loops.steps import REPORT_EVERY, SavePlan, train_epochs, validation_epochs
+from penstock.training.frameworks.loops.steps import REPORT_EVERY, SavePlan, as_rank, train_epochs, validation_epochs
+from penstock.training.frameworks.torch.one_batch import refusing_broadcasts
 from penstock.training.job import TrainJob
-from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
 from penstock.training.session.session import Session
-from penstock.training.step.unsaved import changed_state, unsaved_state
+from penstock.training.step.unsaved import Unsaved, unsaved_state
 
 __all__ = ["PRECISION", "fit"]
 
@@ -46,13 +49,15 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     pl = lightning_of(type(module))
     ranks: dict[str, Any] = {}
     if group.world_size > 1:
+        launched = importlib.import_module(f"{pl.__name__}.plugins.environments").TorchElasticEnvironment()
         ranks = {
-            "strategy": pl.strategies.DDPStrategy(cluster_environment=_environment(pl, group)),
+            "strategy": pl.strategies.DDPStrategy(cluster_environment=launched),
             "num_nodes": group.world_size,  # each rank is its own node of one device, wherever it runs
         }
     on_gpu = group.device.type == "cuda"
     newest = session.get_checkpoint()
-    with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
+    as_node = as_rank(group, LOCAL_RANK="0", GROUP_RANK=str(group.rank))
+    with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder, as_node:
         trainer = pl.Trainer(
             accelerator="gpu" if on_gpu else "cpu",
             devices=[group.device.index or 0] if on_gpu else 1,
@@ -69,42 +74,15 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
             use_distributed_sampler=False,
             **ranks,
         )
-        trainer.fit(
-            module,
-            train_epochs(job, group, session),
-            validation_epochs(job, group, session),
-            ckpt_path=Path(newest.path) / TRAINER if newest is not None else None,
-            weights_only=True,
-        )
-
-
-def _environment(pl: Any, group: Group) -> Any:
-    base: Any = importlib.import_module(f"{pl.__name__}.plugins.environments").LightningEnvironment
-
-    class Ranks(base):  # type: ignore[misc]  # of a package that is known only here
-        """The ranks that Ray Train has started."""
-
-        creates_processes_externally = True
-
-        def world_size(self) -> int:
-            return group.world_size
-
-        def set_world_size(self, size: int) -> None: ...
-
-        def global_rank(self) -> int:
-            return group.rank
-
-        def set_global_rank(self, rank: int) -> None: ...
-
-        def local_rank(self) -> int:
-            return 0
-
-        def node_rank(self) -> int:
-            return group.rank
-
-        def teardown(self) -> None: ...
-
-    return Ranks()
+        user_code = Recipe(module, job.code.target).reraise_as_user_error("training")
+        with refusing_broadcasts(job.code.target), user_code:
+            trainer.fit(
+                module,
+                train_epochs(job, group, session),
+                validation_epochs(job, group, session),
+                ckpt_path=Path(newest.path) / TRAINER if newest is not None else None,
+                weights_only=True,
+            )
 
 
 def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
@@ -133,8 +111,12 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             for callback in trainer.callbacks:
                 if "BaseFinetuning" in {base.__name__ for base in type(callback).__mro__}:
                     session.add_caveat(f"{type(callback).__name__} freezes again the layers that it has thawed")
-            self._internal = frozenset(vars(pl.LightningModule()))
-            self._outside: dict[str, object] | None = None
+            others = {type(each).__name__: each for each in trainer.callbacks if each is not self and not each.state_dict()}
+            others |= {
+                "recipe": type(module),
+                **{f"optimizer {number}": each for number, each in enumerate(trainer.optimizers)},
+            }
+            self._outside = Unsaved(partial(unsaved_state, module, others, frozenset(vars(pl.LightningModule()))))
             steps, newest = trainer.estimated_stepping_batches, session.get_checkpoint()
             if newest is not None and trainer.lr_scheduler_configs and (before := steps_of(Path(newest.path, STATE))) != steps:
                 session.add_caveat(f"a schedule may depend on the number of steps: {before:,} before and {steps:,} now")
@@ -143,8 +125,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if isinstance(loss, Tensor) and not math.isfinite(value := loss.detach().float().item()):
                 raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}", IN_THE_MODEL)
-            if self._outside is None:  # after the first batch, which fills caches
-                self._outside = unsaved_state(module, internal=self._internal)
+            self._outside.after_step()
             if trainer.global_step == self._step:
                 session.add_caveat("gradients that add up over several batches are in no checkpoint")
             self._step = trainer.global_step
@@ -189,9 +170,6 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             if not save:
                 session.report(values)
                 return
-            if not has_own(module, "on_save_checkpoint"):
-                for name in changed_state(self._outside or {}, unsaved_state(module, internal=self._internal)):
-                    session.add_caveat(f"{name} is in no state_dict")
             with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
                 trainer.save_checkpoint(Path(folder) / TRAINER)  # a collective; the first rank writes
                 checkpoint = None
@@ -201,6 +179,9 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
                     extra = {name: value for name, value in values_by_name.items() if name not in weights}
                     safetensors.torch.save_file(weights, Path(folder) / WEIGHTS)
                     whole = torch.load(Path(folder) / TRAINER, map_location="cpu", mmap=True, weights_only=True)
+                    hooks = [value for name, value in whole.items() if name not in ("epoch", "global_step")]
+                    for name in self._outside.changed(hooks):
+                        session.add_caveat(f"{name} is in no state_dict")
                     state = kept_state(whole, extra, trainer.estimated_stepping_batches)
                     Path(folder, STATE).write_bytes(state)
                     checkpoint = ray.train.Checkpoint.from_directory(folder)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import describe_error
-from penstock.training.frameworks.on_workers import OnWorkers
+from penstock.training.frameworks.on_workers import OnWorkers, installed
 from penstock.training.job import TrainJob
+from penstock.training.model import Predicts, UsualPredicts
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -19,25 +18,86 @@ if TYPE_CHECKING:
     from penstock.training.on_ray.worker import RankResult
     from penstock.training.ranks import Group
 
-__all__ = ["OwnLoop", "build_user_model", "installed", "refuse_unread", "require_installed"]
+__all__ = ["UNREAD", "LearnsBatches", "OwnLoop", "refuse_unread"]
+
+UNREAD = {
+    **dict.fromkeys(
+        ("learning_rate", "clip_norm", "accumulate", "precision", "compile"), "set it in the model, from train.params"
+    ),
+    "callbacks": "this loop calls no callbacks",
+    "last_batch": "the last batch of an epoch is kept",
+    "start_from": "load weights where the model is made",
+}
+"""Field that `learn_batches` (loops/steps.py) does not read -> the way to do it here."""
 
 
 class OwnLoop(OnWorkers):
     """Trains by a function `fit(job, group, session)`, in Ray Train.
 
     Attributes:
+        extra: of penstock, that installs what it needs; empty for none.
+        needs: what has to be installed, by distribution; of a tuple one at least.
         fit: `module:function`. The module is imported on the workers alone, since the library takes seconds to load.
         model_files: as of `Framework`; the first has the weights.
     """
 
+    extra = ""
+    needs: tuple[str | tuple[str, ...], ...] = ()
     fit: str
     model_files: tuple[str, ...]
     in_ray_train = True
 
     @property
+    def libraries(self) -> tuple[str, ...]:
+        """The installed ones of `needs`.
+
+        Raises:
+            PreflightError: none is installed of what the framework needs.
+        """
+        found: list[str] = []
+        for need in self.needs:
+            names = need if isinstance(need, tuple) else (need,)
+            there = installed(*names)
+            if not there:
+                raise PreflightError(
+                    f"{self.extra or type(self).__name__} needs {' or '.join(names)}, which is not installed",
+                    next_step=f'pip install "penstock[{self.extra}]"' if self.extra else f"pip install {names[0]}",
+                )
+            found += there
+        return tuple(found)
+
+    @property
     def run_rank(self) -> Callable[..., RankResult]:
         """Runs `fit` in a session."""
         return partial(_run_own_loop, self.fit, self.model_files)
+
+
+class LearnsBatches(OwnLoop):
+    """Trains a model in one worker, batch by batch: `learn_batches` of loops/steps.py.
+
+    Attributes:
+        loader: as of `Framework`; `files` is None to begin. The model is a `TrainedModel` that has `learn` and `write`, too,
+            as `learn_batches` calls them.
+    """
+
+    loader: str
+    fit = "penstock.training.frameworks.loops.steps:fit_loaded"
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Import the code of `train.recipe`. A model that `predicts` otherwise, or cannot predict, returns its own.
+
+        Raises:
+            SpecError: a setting is not read, or there is more than one worker.
+        """
+        refuse_unread(spec, UNREAD)
+        _ = self.libraries
+        if spec.workers > 1:
+            raise SpecError(
+                f"train.workers: {spec.workers} with train.framework: {spec.framework}, which trains in one process",
+                next_step="set train.workers: 1",
+            )
+        code.load()
+        return UsualPredicts()
 
 
 def _run_own_loop(fit: str, model_files: Sequence[str], job: TrainJob, group: Group, client: Any, **options: Any) -> RankResult:
@@ -57,35 +117,6 @@ def _run_own_loop(fit: str, model_files: Sequence[str], job: TrainJob, group: Gr
     )
 
 
-def installed(*distributions: str) -> tuple[str, ...]:
-    """The installed ones of these distributions."""
-    there = []
-    for name in distributions:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        there.append(name)
-    return tuple(there)
-
-
-def require_installed(framework: str, *distributions: str) -> tuple[str, ...]:
-    """Return the distributions.
-
-    Raises:
-        PreflightError: one is not installed.
-    """
-    there = installed(*distributions)
-    absent = [name for name in distributions if name not in there]
-    if absent:
-        raise PreflightError(
-            f"train.framework: {framework} needs {' and '.join(absent)}, which "
-            f"{'is' if len(absent) == 1 else 'are'} not installed",
-            next_step=f'pip install "penstock[{framework}]"',
-        )
-    return there
-
-
 def refuse_unread(spec: TrainSpec, instead: Mapping[str, str]) -> None:
     """Refuse settings that only penstock's own loop reads.
 
@@ -102,24 +133,3 @@ def refuse_unread(spec: TrainSpec, instead: Mapping[str, str]) -> None:
             problems=problems,
             next_step=f"correct the train section; see docs/{spec.framework}.md",
         )
-
-
-def build_user_model(code: UserCode, build: Callable[[], Any], params: Iterable[str] = ()) -> Any:
-    """Call `build`, which calls the user's code with `train.params`.
-
-    Args:
-        params: names of the params that the code is called with.
-
-    Raises:
-        SpecError: the code fails, or does not take these params.
-    """
-    try:
-        return build()
-    except SpecError:
-        raise
-    except TypeError as error:
-        raise SpecError(
-            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with its arguments"
-        ) from error
-    except (Exception, SystemExit) as error:  # the user's code
-        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {describe_error(error)}") from error

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +21,30 @@ import torch
 from torch import Tensor
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.feed.batch import Feed
 from penstock.messages import counted
+from penstock.storage import Storage
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import measured
+from penstock.training.faults import IN_THE_MODEL, not_a_number
+from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
-from penstock.training.model import TrainedModel
-from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
+from penstock.training.model import ModelSpec, TrainedModel, load_model
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.session.session import Session
 from penstock.training.session.shard import Shard
 
-__all__ = ["REPORT_EVERY", "Epochs", "SavePlan", "Validation", "learn_batches", "train_epochs", "validation_epochs"]
+__all__ = [
+    "REPORT_EVERY",
+    "Epochs",
+    "SavePlan",
+    "as_rank",
+    "fit_loaded",
+    "learn_batches",
+    "train_epochs",
+    "validation",
+    "validation_epochs",
+]
 
 REPORT_EVERY = 10
 """Steps between points of the training metrics."""
@@ -125,19 +139,26 @@ class SavePlan:
         self._saved_s = time.monotonic()
 
 
-class Validation:
-    """Measures the validation split with penstock's metrics, each rank its share."""
+def validation(job: TrainJob, group: Group, model: TrainedModel) -> Callable[[], dict[str, float]]:
+    """Make the function that measures `val/loss` and penstock's metrics, each rank its share: a collective; empty without rows.
 
-    def __init__(self, job: TrainJob, group: Group, model: TrainedModel) -> None:
-        self._model, self._group = model, group
-        self._metrics = validation_metrics(job.spec.checkpoint.best, job.manifest.feed_schema, model).to(model.device)
-        self._feed: Feed | None = None
-        if job.manifest.rows.get("validation"):
-            self._feed = open_job_feed(job, "validation", group.rank, group.world_size, model.device)
+    Raises:
+        SpecError: `train.checkpoint.best` names a metric that cannot be measured.
+    """
+    metrics = validation_metrics(job.spec.checkpoint.best, job.manifest.feed_schema, model).to(model.device)
+    if not job.manifest.rows.get("validation"):
+        return dict
+    feed = open_job_feed(job, "validation", group.rank, group.world_size, model.device)
+    return partial(measured, model, feed, metrics, group)
 
-    def values(self) -> dict[str, float]:
-        """Measure `val/loss` and the metrics; empty without rows. A collective."""
-        return measured(self._model, self._feed, self._metrics, self._group) if self._feed is not None else {}
+
+def fit_loaded(job: TrainJob, group: Group, session: Session) -> None:
+    """Train the model that the framework's loader makes, as the only rank. See `own_loop.LearnsBatches`."""
+    newest = session.get_checkpoint()
+    loader, schema = FRAMEWORKS.get(job.spec.framework).loader, job.manifest.feed_schema
+    spec = ModelSpec(code=job.code, params=job.spec.params, feed_schema=schema, loader=loader)
+    model: Any = load_model(spec, Storage(str(newest.path)) if newest is not None else None)
+    learn_batches(job, group, session, model, model.learn, model.write)
 
 
 def learn_batches(
@@ -155,12 +176,18 @@ def learn_batches(
         write: writes the whole state into a folder.
 
     Raises:
+        SpecError: there is more than one worker.
         DataError: the feed gives no batch.
         TrainingError: a loss is not a number.
         StopAtCheckpoint: the driver has asked for a stop, and this state is saved.
     """
+    if group.world_size > 1:
+        raise SpecError(
+            f"train.workers: {group.world_size} with train.framework: {job.spec.framework}, which trains in one process",
+            next_step="set train.workers: 1",
+        )
     rows = train_epochs(job, group, session, model.device)
-    plan, validation = SavePlan(job, group, session), Validation(job, group, model)
+    plan, validate = SavePlan(job, group, session), validation(job, group, model)
     values: dict[str, float] = {}
 
     def report(*, save: bool) -> None:
@@ -184,15 +211,39 @@ def learn_batches(
             if step >= last or step % len(rows) == 0:
                 break
             if validates := plan.validates(step):
-                values |= validation.values()
+                values |= validate()
             if plan.due_in_epoch(step):
                 report(save=True)
             elif validates or step % REPORT_EVERY == 0:
                 report(save=False)
         if step == before:  # else an endless loop
             raise DataError(f"the train feed gave no batch at step {step:,}")
-        values |= validation.values()
+        values |= validate()
         report(save=plan.due_at_epochs_end(last=step >= last))
+
+
+@contextmanager
+def as_rank(group: Group, **others: str) -> Iterator[None]:
+    """Set the environment variables that launchers set, and `others`: this rank of the group, or the only one."""
+    ours = {
+        "RANK": str(group.rank),
+        "WORLD_SIZE": str(group.world_size),
+        "LOCAL_RANK": str(group.device.index or 0) if group.device.type == "cuda" else str(group.rank),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),  # else it takes all cores of the machine
+    }
+    ours |= {"LOCAL_WORLD_SIZE": str(group.world_size), **others}
+    names = [*ours]
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    for name in names:
+        os.environ.pop(name, None)
+    if group.world_size > 1:
+        os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _is_every(steps: int | None, step: int) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -32,6 +34,7 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.session.attempt import run_session
 from penstock.training.session.session import Session, StopAtCheckpoint
+from penstock.training.session.shard import Shard
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -42,6 +45,9 @@ _UNREAD = (
     *("validate_every_steps", "last_batch"),
 )
 """Fields that a user's loop does not read."""
+
+_OTHER_WAYS = re.compile(r"collate|\b(iter_batches|iter_rows|to_torch|to_tf|iter_tf_batches|iter_jax_batches)\b")
+"""By which rows with text or times can be taken."""
 
 TRIED_BATCHES = 2
 
@@ -84,8 +90,12 @@ class RayTrainFramework(OnWorkers):
         return LoopModel(True if hasattr(module, "load_model") else None, module, code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Try nothing: a loop cannot be called for one batch, and `penstock check` calls it for two."""
-        return TriedBatch(loss=None, parameters=0, weights_bytes=0, checkpoint_bytes=0, predict_shape=None)
+        """Try the rows alone: a loop cannot be called for one batch, and `penstock check` calls it for two."""
+        if batch.arrow and _takes_plain_tensors(code):  # else the first batch of a worker is refused, a minute later
+            feed = SimpleNamespace(batches=lambda epoch, start: iter([batch]))
+            shard = Shard("train", schema, batch.rows, 1, lambda rows, device: feed, torch.device("cpu"))
+            next(iter(shard.iter_torch_batches(batch_size=batch.rows)))
+        return TriedBatch(loss=None, parameters=0, predict_shape=None)
 
     def try_rank(self, job: TrainJob, group: Group, client: Any) -> int:
         """Call the function until it reports a checkpoint, or requests a third batch of the train split.
@@ -97,6 +107,12 @@ class RayTrainFramework(OnWorkers):
         feeds = _ShortFeeds()
         run_session(replace(job, open_feeds=feeds), group, client, lambda session: _try(job, session, feeds))
         return feeds.taken
+
+
+def _takes_plain_tensors(code: UserCode) -> bool:
+    """Whether the function takes its rows by `iter_torch_batches` alone, and nothing in its files is a `collate_fn`."""
+    text = "\n".join(text for path, text in code.files.items() if path.endswith(".py"))
+    return "iter_torch_batches" in text and not _OTHER_WAYS.search(text)
 
 
 def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:

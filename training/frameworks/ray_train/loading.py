@@ -21,6 +21,8 @@ __all__ = ["LoopModel", "load"]
 class LoopModel(TrainedModel):
     """See `penstock.training.model.TrainedModel`. Without `load_model` it cannot predict."""
 
+    predicts_by = "a function load_model(folder, config) in the file of train.loop"
+
     def __init__(self, model: Any, module: Any, target: str) -> None:
         self._model, self._module, self._target = model, module, target
 

@@ -82,41 +82,24 @@ def refuse_absent_datasets(code: UserCode, there: Collection[str]) -> None:
         )
 
 
-_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_NOT_ALWAYS = (
-    *(
-        ast.If,
-        ast.IfExp,
-        ast.BoolOp,
-        ast.Match,
-        ast.For,
-        ast.AsyncFor,
-        ast.While,
-        ast.Try,
-        ast.TryStar,
-        ast.With,
-        ast.AsyncWith,
-    ),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
-)
-"""Parts of these may not be run, or may fail without harm."""
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)
+_MAYBE = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Parts of these may not be run."""
 
 
-def _asked(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each dataset that is asked for on every way through the node."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, _DEFINED):
+def _asked(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
+    """Yield the line and name of each dataset that a statement at the function's top level asks for, up to a way out."""
+    for statement in function.body:
+        if isinstance(statement, _DEFINES):
             continue
-        if isinstance(child, _NOT_ALWAYS):
-            if any(isinstance(each, ast.Return | ast.Raise) for each in ast.walk(child)):
-                return  # the rest may not be reached
-            continue
-        if isinstance(child, ast.Call) and ast.unparse(child.func).endswith("get_dataset_shard"):
-            given = [*child.args, *(keyword.value for keyword in child.keywords)]
-            if given and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str):
-                yield child.lineno, given[0].value
-        yield from _asked(child)
-        if isinstance(child, ast.Return | ast.Raise):
+        parts = [*ast.walk(statement)]
+        for call in parts if isinstance(statement, _SIMPLE) and not any(isinstance(each, _MAYBE) for each in parts) else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("get_dataset_shard"):
+                given = [*call.args, *(keyword.value for keyword in call.keywords)]
+                if given and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str):
+                    yield call.lineno, given[0].value
+        if any(isinstance(each, ast.Return | ast.Raise) for each in parts):
             return
 
 

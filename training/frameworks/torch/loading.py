@@ -27,14 +27,9 @@ def load(spec: ModelSpec, files: Storage) -> RecipeModel:
     model = recipe.build_model(spec.feed_schema)
     local = files.is_local  # where the file can be mapped, it is not held in memory a second time
     weights = safetensors.torch.load_file(files.local_path(MODEL)) if local else safetensors.torch.load(files.read_bytes(MODEL))
-    problem = ""
     try:
-        missing, unexpected = model.load_state_dict(with_extra(weights), strict=False)
-        if missing or unexpected:
-            problem = f"missing {missing}, unexpected {unexpected}"
-    except RuntimeError as error:  # shapes
-        problem = str(error)
-    if problem:
-        raise CheckpointError(f"the weights in {files.uri(MODEL)} do not fit {spec.code.target}: {problem}")
+        model.load_state_dict(with_extra(weights))
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {files.uri(MODEL)} do not fit {spec.code.target}: {error}") from error
     device = own_device()
     return RecipeModel(recipe, model.to(device).eval(), device)

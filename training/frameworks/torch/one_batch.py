@@ -31,9 +31,6 @@ _BROADCASTS = r".*Using a target size .* that is different to the input size"
 
 _LOGS = re.compile(r"\b(penstock|mlflow)\b")
 
-BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
-"""In a checkpoint: AdamW's two averages come to the weight."""
-
 
 def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
     """Send one batch through the recipe.
@@ -98,8 +95,6 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     return TriedBatch(
         loss=value,
         parameters=parameters,
-        weights_bytes=parameters * BYTES_PER_WEIGHT,
-        checkpoint_bytes=parameters * BYTES_PER_PARAMETER,
         predict_shape=shape,
         weights=shapes_of(model.state_dict()),
         logged=None if _may_log_elsewhere(code) else charted.names,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.messages import did_you_mean
-from penstock.training.frameworks.loops.own_loop import build_user_model
 from penstock.training.model import ClassScores
+from penstock.training.recipe import build_by_user
 from penstock.usercode.capture import UserCode
 
 __all__ = ["TRAINERS", "UsersModel"]
@@ -45,29 +45,30 @@ class UsersModel:
         located = code.located(dict(params))
         if isinstance(found, type):
             own, self.arguments = _split_params(found, located, after=0)
-            users = build_user_model(code, lambda: found(**own))
+            users = build_by_user(code, lambda: found(**own))
             build = getattr(users, "build_model", None)
             if not callable(build):
                 raise SpecError(
                     f"train.recipe: {code.target} has no method build_model(schema)", next_step="see docs/transformers.md"
                 )
-            self._users: Any = users
+            self.users: Any = users
+            """The user's object, or function."""
             self._build: Callable[[FeedSchema], Any] = build
         elif callable(found):
             own, self.arguments = _split_params(found, located, after=1)
-            self._users, self._build = None, lambda schema: found(schema, **own)
+            self.users, self._build = found, lambda schema: found(schema, **own)
         else:
             raise SpecError(f"train.recipe: {code.target} is a {type(found).__name__}, not a function or a class")
 
     @property
     def predicts(self) -> ClassScores:
         """The class's `predicts`, else logits."""
-        return getattr(self._users, "predicts", "logits")
+        return getattr(self.users, "predicts", "logits")
 
     @property
     def trainer(self) -> type | None:
         """The class's own Trainer, if it names one."""
-        return getattr(self._users, "trainer", None)
+        return getattr(self.users, "trainer", None)
 
     def build(self, schema: FeedSchema) -> nn.Module:
         """Build a model with fresh weights.
@@ -75,7 +76,7 @@ class UsersModel:
         Raises:
             SpecError: the code fails, or does not return a torch module.
         """
-        model = build_user_model(self._code, lambda: self._build(schema))
+        model = build_by_user(self._code, lambda: self._build(schema))
         if not isinstance(model, nn.Module):
             raise SpecError(f"train.recipe: {self._code.target} built a {type(model).__name__}, not a torch module")
         return model
@@ -90,7 +91,7 @@ class UsersModel:
         """
         labels = {LABELS: batch[label]} if label is not None and label in batch else {}
         columns = {name: column for name, column in batch.items() if name != label}
-        own = getattr(self._users, "inputs", None)
+        own = getattr(self.users, "inputs", None)
         if callable(own):
             return {**labels, **own(columns)}
         takes = inspect.signature(model.forward).parameters

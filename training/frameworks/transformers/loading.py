@@ -73,14 +73,11 @@ def load(spec: ModelSpec, files: Storage) -> TransformersModel:
     """
     users = UsersModel(spec.code, spec.params)
     model = users.build(spec.feed_schema)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())  # are saved once, by their other name
-    try:
-        missing, unexpected = model.load_state_dict(safetensors.torch.load(files.read_bytes(WEIGHTS)), strict=False)
-        absent = [name for name in missing if name not in tied]
-        problem = f"missing {absent}, unexpected {unexpected}" if absent or unexpected else ""
-    except RuntimeError as error:  # shapes
-        problem = str(error)
-    if problem:
-        raise CheckpointError(f"the weights in {files.uri(WEIGHTS)} do not fit {spec.code.target}: {problem}")
+    own = model.state_dict()
+    tied = {name: own[name] for name in getattr(model, "all_tied_weights_keys", None) or () if name in own}
+    try:  # tied weights are saved once, by their other name
+        model.load_state_dict({**tied, **safetensors.torch.load(files.read_bytes(WEIGHTS))})
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {files.uri(WEIGHTS)} do not fit {spec.code.target}: {error}") from error
     device = own_device()
     return TransformersModel(users, model.to(device).eval(), spec.feed_schema, spec.code.target)

@@ -8,36 +8,39 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray.train
-import torch
 import transformers
+from torch import nn
 
 from penstock.training.checkpoint.matching import load_matching, start_weights
-from penstock.training.frameworks.loops.steps import REPORT_EVERY, Epochs, SavePlan, Validation, train_epochs
+from penstock.training.faults import IN_THE_MODEL, not_a_number
+from penstock.training.frameworks.loops.steps import REPORT_EVERY, Epochs, SavePlan, as_rank, train_epochs, validation
 from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import TransformersModel
 from penstock.training.job import TrainJob
-from penstock.training.not_a_number import IN_THE_MODEL, not_a_number
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng, seed_rng
 from penstock.training.session.session import Session
-from penstock.training.step.unsaved import changed_state, unsaved_state
+from penstock.training.step.unsaved import Unsaved, unsaved_state
 
 __all__ = ["fit"]
 
 _NOT_KEPT = ("training_args.bin", "rng_state*.pth")
 """A pickle, and the generators, which the session saves for all ranks."""
 
-_OF_THE_TRAINER = ("current_flos", "current_gradient_accumulation_steps", "is_in_train", "last_loss")
-"""Attributes of every Trainer that change."""
+_METHODS = [each.__code__ for each in vars(transformers.Trainer).values() if hasattr(each, "__code__")]
+
+_INTERNAL = {
+    *("current_flos", "current_gradient_accumulation_steps", "is_in_train", "last_loss", *vars(nn.Module())),
+    *(name for method in _METHODS for name in method.co_names if name.startswith("_")),
+}
+"""Attributes of every Trainer and module that change."""
 
 
 def fit(job: TrainJob, group: Group, session: Session) -> None:
@@ -55,7 +58,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     if newest is None and spec.start_from is not None:
         print(load_matching(model, start_weights(job.run_storage), spec.start_from))
     transformers.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory(prefix="penstock-transformers-") as folder, _as_rank(group):
+    with tempfile.TemporaryDirectory(prefix="penstock-transformers-") as folder, as_rank(group):
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             num_train_epochs=spec.epochs,
@@ -77,29 +80,6 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         trainer.add_callback(_Saving(trainer, users, rows, job, group, session))
         seed_rng(job.seed, group.rank)  # dropout differs per rank
         trainer.train(resume_from_checkpoint=str(newest.path) if newest is not None else None)
-
-
-@contextmanager
-def _as_rank(group: Group) -> Iterator[None]:
-    """Set the environment variables that accelerate reads: this rank of the group, or the only one."""
-    ours = {
-        "RANK": str(group.rank),
-        "WORLD_SIZE": str(group.world_size),
-        "LOCAL_RANK": str(group.device.index or 0) if group.device.type == "cuda" else str(group.rank),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),  # else it takes all cores of the machine
-    }
-    names = [*ours, "LOCAL_WORLD_SIZE"]
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    for name in names:
-        os.environ.pop(name, None)
-    if group.world_size > 1:
-        os.environ.update(ours, LOCAL_WORLD_SIZE=str(group.world_size))
-    try:
-        yield
-    finally:
-        for name in names:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
@@ -141,15 +121,19 @@ class _Saving(transformers.TrainerCallback):
     """Validates, reports metrics, and saves as `train.checkpoint` sets; at an epoch's end after validation."""
 
     def __init__(self, trainer: Any, users: UsersModel, rows: Epochs, job: TrainJob, group: Group, session: Session) -> None:
-        self._trainer, self._rows, self._group, self._session = trainer, rows, group, session
+        self._trainer, self._rows, self._group, self._session, self._users = trainer, rows, group, session, users.users
         model = TransformersModel(users, trainer.model, job.manifest.feed_schema, job.code.target)
-        self._validation = Validation(job, group, model)
+        self._validate = validation(job, group, model)
         self._plan = SavePlan(job, group, session)
         self._values: dict[str, float] = {}
-        self._before: dict[str, object] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Compare the steps of a schedule that ends with those of the run that continues."""
+        """Look at state that no checkpoint holds, and whether a schedule ends at another step than before."""
+        trainer, kept = self._trainer, transformers.trainer_callback.ExportableState
+        others = {type(each).__name__: each for each in trainer.callback_handler.callbacks if not isinstance(each, kept)}
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        others |= {"recipe": self._users, "trainer": trainer, "optimizer": optimizer}
+        self._outside = Unsaved(partial(unsaved_state, trainer.model, others, _INTERNAL))
         newest = self._session.get_checkpoint()
         if newest is not None and not str(args.lr_scheduler_type.value).startswith("constant"):
             before = json.loads(Path(newest.path, "trainer_state.json").read_text())["max_steps"]
@@ -158,18 +142,11 @@ class _Saving(transformers.TrainerCallback):
                     f"the schedule depends on the number of steps: {before:,} before and {state.max_steps:,} now"
                 )
 
-    def _outside(self) -> dict[str, object]:
-        """Return state of the model and of the user's Trainer that is in no checkpoint."""
-        found = unsaved_state(self._trainer.model, self._trainer)
-        ours = ("recipe._", *(f"recipe.{name}" for name in _OF_THE_TRAINER))
-        return {name.replace("recipe.", "trainer."): value for name, value in found.items() if not name.startswith(ours)}
-
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Save in the middle of an epoch."""
         state.epoch = state.global_step / len(self._rows)  # it counts from 0 where an epoch goes on in its middle
         step = state.global_step
-        if self._before is None:  # after the first step, which fills caches
-            self._before = self._outside()
+        self._outside.after_step()
         if step % len(self._rows) == 0 or step >= state.max_steps:
             return  # the epoch's end saves it
         validates = self._plan.validates(step)
@@ -194,7 +171,7 @@ class _Saving(transformers.TrainerCallback):
                 file.unlink()
         if not self._values:
             self._measure(False)
-        for name in changed_state(self._before or {}, self._outside()):
+        for name in self._outside.changed():
             self._session.add_caveat(f"{name} is in no state_dict")
         try:
             self._report(ray.train.Checkpoint.from_directory(folder) if self._group.is_first else None)
@@ -211,7 +188,7 @@ class _Saving(transformers.TrainerCallback):
         rng, model = capture_rng(self._group.device), self._trainer.model
         model.eval()
         with self._trainer.compute_loss_context_manager():
-            self._values |= self._validation.values()
+            self._values |= self._validate()
         model.train()
         restore_rng(rng, self._group.device)
 

@@ -11,8 +11,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +18,9 @@ import xgboost
 from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 
-from penstock.errors import SpecError
-from penstock.storage import Storage
-from penstock.training.frameworks.boosted.library import Floats, Library, ShardTable, Task, choose_objective, refuse_unused
-from penstock.training.frameworks.boosted.model import BoostedModel, load_boosted
-from penstock.training.model import ModelSpec
+from penstock.training.frameworks.boosted.library import Library, refuse_unused
+from penstock.training.frameworks.boosted.table import Floats, ShardTable, Task
+from penstock.training.frameworks.on_workers import installed
 from penstock.training.ranks import Group
 
 __all__ = ["LIBRARY", "XgboostLibrary", "load"]
@@ -45,22 +41,14 @@ _FITTING = {
 
 _DRAWS = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
 
+_CLASSES = "penstock_classes"
+"""The booster's attribute with the names of the label's classes, as JSON."""
+
 _OF_THE_PROCESS = ("verbosity", "use_rmm")
 """Parameters of the process, not of a booster."""
 
 _UPDATERS = ("prune", "grow_quantile_histmaker")
 """Another updater, then that of `tree_method: hist`: the change makes a new updater."""
-
-
-def _distribution() -> str:
-    """`xgboost`, or the smaller one that has no code for GPUs."""
-    for name in ("xgboost", "xgboost-cpu"):
-        try:
-            version(name)
-        except PackageNotFoundError:
-            continue
-        return name
-    return "xgboost"
 
 
 class XgboostTrees:
@@ -75,8 +63,11 @@ class XgboostTrees:
             reference = self._rows["train"]
             self._rows["validation"] = xgboost.QuantileDMatrix(_Rows(validation), max_bin=bins, ref=reference)
         start = bytearray(content) if content is not None else None
-        self._booster = xgboost.Booster(params, list(self._rows.values()), model_file=start)
+        given = {name: value for name, value in params.items() if start is None or name != "base_score"}  # trees have theirs
+        self._booster = xgboost.Booster(given, list(self._rows.values()), model_file=start)
         refuse_unused("xgboost", task.params, {*_names_in(json.loads(self._booster.save_config())), *_OF_THE_PROCESS})
+        if task.schema.classes is not None:
+            self._booster.set_attr(**{_CLASSES: json.dumps(task.schema.classes)})
         self._draws = any(float(params.get(name, 1)) < 1 for name in _DRAWS)
 
     def grow(self, number: int) -> None:
@@ -95,9 +86,6 @@ class XgboostTrees:
         made: NDArray[Any] = self._booster.predict(self._rows[split])
         return made
 
-    def train_loss(self) -> None:
-        """None: predictions are cheap."""
-
     def content(self, rounds: int) -> bytes:
         """Encode as UBJSON."""
         whole = rounds == self._booster.num_boosted_rounds()
@@ -105,10 +93,14 @@ class XgboostTrees:
 
 
 class XgboostForest:
-    """See `penstock.training.frameworks.boosted.library.Forest`."""
+    """See `penstock.training.frameworks.boosted.model.Forest`."""
 
     def __init__(self, content: bytes) -> None:
         self._booster = xgboost.Booster(model_file=bytearray(content))
+        learner, names = json.loads(self._booster.save_config())["learner"], self._booster.attr(_CLASSES)
+        self.rounds, self.names = int(self._booster.num_boosted_rounds()), list(self._booster.feature_names or ())
+        self.objective = learner["objective"]["name"], max(1, int(learner["learner_model_param"]["num_class"]))
+        self.classes: tuple[str, ...] | None = None if names is None else tuple(json.loads(names))
 
     def predict(self, matrix: Floats) -> NDArray[Any]:
         """Predict in this process, with as many threads as torch has here."""
@@ -117,25 +109,8 @@ class XgboostForest:
 
     def gains(self) -> NDArray[np.float64]:
         """Sum the gains; 0 for a feature without a split."""
-        names = self._booster.feature_names or [f"f{number}" for number in range(self._booster.num_features())]
         found = self._booster.get_score(importance_type="total_gain")
-        return np.asarray([np.sum(found.get(name, 0.0)) for name in names], np.float64)
-
-    @property
-    def rounds(self) -> int:
-        """See `Forest`."""
-        return int(self._booster.num_boosted_rounds())
-
-    @property
-    def names(self) -> list[str]:
-        """See `Forest`."""
-        return list(self._booster.feature_names or ())
-
-    @property
-    def objective(self) -> tuple[str, int]:
-        """See `Forest`."""
-        learner = json.loads(self._booster.save_config())["learner"]
-        return learner["objective"]["name"], max(1, int(learner["learner_model_param"]["num_class"]))
+        return np.asarray([np.sum(found.get(name, 0.0)) for name in self.names], np.float64)
 
 
 def _names_in(config: Any) -> Iterator[str]:
@@ -182,39 +157,21 @@ class XgboostLibrary(Library):
     """See `penstock.training.frameworks.boosted.library.Library`."""
 
     name = "xgboost"
-    distribution = _distribution()
+    libraries = installed("xgboost", "xgboost-cpu")[:1]  # the smaller one has no code for GPUs
     version = xgboost.__version__
     loader = "penstock.training.frameworks.xgboost.library:load"
-    file = "model.ubj"
-    for_few_rows: Mapping[str, Any] = MappingProxyType({"base_score": 0.5})
+    model_files = ("model.ubj",)
     trees_of = XgboostTrees
     forest = XgboostForest
     refusal = ValueError
     lost = ("rabit", "collective")
-
-    def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse parameters that do not work on quantiles of the rows."""
-        for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
-            if name in params and params[name] not in known:
-                raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
-        if not params.get("seed_per_iteration", True):
-            raise SpecError("train.params.seed_per_iteration is false: a continued training would differ; take it out")
-
-    def changes_earlier_trees(self, params: Mapping[str, Any]) -> bool:
-        """See `Library.changes_earlier_trees`."""
-        return params.get("booster") == "dart"
-
-    def settings(self, task: Task) -> dict[str, Any]:
-        """See `Library.settings`."""
-        objective = choose_objective(task, _FITTING, task.params.get("objective"))
-        classes = task.schema.num_classes or 0
-        more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
-        usual = {"seed": task.seed, "seed_per_iteration": True, "nthread": task.threads, "tree_method": "hist"}
-        return {**usual, **more, **task.params, "objective": objective}
-
-    def most_leaves(self, params: Mapping[str, Any]) -> int:
-        """Estimate by `max_leaves`, or the depth."""
-        return int(params.get("max_leaves") or 2 ** min(int(params.get("max_depth") or 6), 20))
+    fitting = _FITTING
+    usual: Mapping[str, Any] = {"seed_per_iteration": True, "tree_method": "hist"}
+    values: Mapping[str, tuple[Any, ...]] = {
+        "tree_method": ("hist", "auto"),  # others do not work on quantiles of the rows
+        "booster": ("gbtree", "dart"),
+        "seed_per_iteration": (True,),  # else a continued training would differ
+    }
 
     def reason(self, error: Exception) -> str:
         """Extract the first line, without xgboost's clock, source file and stack."""
@@ -222,7 +179,7 @@ class XgboostLibrary(Library):
         return text.partition(": ")[2] or text
 
     @contextmanager
-    def _joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
         """Connect by xgboost's tracker, on rank 0."""
         address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
         # The task's id puts the ranks into the same order.
@@ -235,7 +192,4 @@ class XgboostLibrary(Library):
 
 LIBRARY = XgboostLibrary()
 
-
-def load(spec: ModelSpec, files: Storage) -> BoostedModel:
-    """Load the trees; `files` are a checkpoint's, or those of a registered model."""
-    return load_boosted(LIBRARY, spec, files)
+load = LIBRARY.load

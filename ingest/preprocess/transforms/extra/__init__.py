@@ -1,4 +1,4 @@
 """Which transforms does penstock bring that few need? A plug-in: the registry of transforms alone knows its modules.
 
-Public: `flatten`, `hashing`, `map_rows`.
+Public: `flatten`, `map_rows`.
 """

@@ -21,9 +21,11 @@ from penstock.ingest.preprocess.transforms.map_batches import (
     columns_of_result,
     guarded,
     ready,
+    wrong_result,
 )
 from penstock.ingest.preprocess.transforms.transform import Functions
 from penstock.ingest.spec import DataSpec
+from penstock.messages import shorten
 
 __all__ = ["Filter", "FlatMap", "Map"]
 
@@ -83,6 +85,7 @@ class FlatMap(Map):
     """User code for one row, of which it makes several or none."""
 
     Options = FlatMapOptions
+    keeps_rows = False
     returns = "a list of dicts of the same columns for every row"
 
     def _results(self, result: Any) -> list[Any]:
@@ -95,15 +98,15 @@ class Filter(MapBatches):
     """User code for one row, which it leaves out or not."""
 
     Options = FilterOptions
-    makes_columns = widens_rows = False
+    makes_columns = widens_rows = keeps_rows = False
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         values = {name: list(as_numpy(rows.column(name))) for name in rows.table.column_names}
         answers = list(_called(self, rows, values, functions, lambda answer: answer))
         for row, answer in enumerate(answers):
             if not isinstance(answer, bool | np.bool_):
-                place = f"{self.name} {self.function} returned {answer!r} for {rows.origin.place(row)}"
-                raise DataError(f"{place}; it must return True or False")
+                returned = f"returned {shorten(answer)} for {rows.origin.place(row)}; it must return True or False"
+                raise wrong_result(f"{self.name} {self.function}", returned)
         rows.filter(np.array(answers, np.bool_), self.name)
 
 

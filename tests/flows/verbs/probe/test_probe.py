@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from penstock.flows.verbs.probe.clock import counting
-from penstock.flows.verbs.probe.probe import ADVICE, scratch_folder
-from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
-from penstock.ingest.feed.batch import Feed
+from penstock.flows.verbs.probe.probe import ADVICE
+from penstock.flows.verbs.probe.reading import read_rank, summarize
+from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.stream import StreamFeed
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.phases import phase, timed
@@ -33,7 +33,6 @@ from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests.conformance.feed_cases import write_dataset
 from tests.ingest.preparing import Source
-from tests.penstock.test_lease import holder_process
 from tests.training.digits import CPU, ListClient
 
 RECIPE = """
@@ -93,8 +92,8 @@ def read(
         pipeline="p",
         **job,
     )
-    read_rank(made, Group(0, 1, CPU), ListClient())
-    return summarize(readings_of(made.run_storage), sum(s.size_bytes for s in manifest.shards_of("train")))
+    read = read_rank(made, Group(0, 1, CPU), ListClient())
+    return summarize(read.returned, sum(s.size_bytes for s in manifest.shards_of("train")))
 
 
 def test_a_storage_with_delay_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_a_node_cache_that_is_too_small_is_named(tmp_path: Path, monkeypatch: py
     largest = max(shard.size_bytes for shard in manifest.shards)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(4 * largest))
     seen = read(tmp_path, storage, manifest)
-    assert seen["place"] == "node cache", (seen["time"], seen["fetched_bytes"], seen["split_bytes"])
+    assert seen["place"] == "fetch", (seen["time"], seen["fetched_bytes"], seen["split_bytes"])
     assert seen["fetched_bytes"] > 1.5 * seen["split_bytes"]
     assert "PENSTOCK_CACHE_BYTES" in ADVICE[seen["place"]]
 
@@ -199,18 +198,3 @@ def test_each_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPa
     with phase("copy"):
         now_s[0] += 1
     assert clock.take()["copy"] == 0, "no clock runs"
-
-
-def test_scratch_of_killed_probe_is_removed_of_living_kept(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path))
-    killed, lives = (holder_process(tmp_path, f"probes/{name}/lease") for name in ("killed", "lives"))
-    try:
-        storage.write_bytes("probes/killed/ranks/0.json", b"{}")
-        killed.kill()
-        killed.wait()
-        with scratch_folder(storage) as scratch:
-            scratch.write_bytes("ranks/0.json", b"{}")
-            assert storage.list("probes") == sorted(["lives", scratch.root.rpartition("/")[2]])
-        assert storage.list("probes") == ["lives"]
-    finally:
-        lives.communicate(input="")

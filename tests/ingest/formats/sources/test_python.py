@@ -143,7 +143,7 @@ def test_shapes_and_types_come_out_as_they_went_in(tmp_path: Path) -> None:
 
 def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:
     """In a process of its own: the one of the tests may hold a Ray that other tests share."""
-    source = "import ray\n\ndef rows():\n    ray.init(num_cpus=1, include_dashboard=False)\n    return ray.data.range(1000)\n"
+    source = "import ray\ndef rows():\n ray.init('local', num_cpus=1, include_dashboard=False)\n return ray.data.range(1000)\n"
     (tmp_path / "source.py").write_text(source)
     script = (
         "import sys; from pathlib import Path; folder = Path(sys.argv[1])\n"

@@ -111,6 +111,16 @@ def test_column_that_does_not_fit_names_the_entry_of_the_file() -> None:
             transform_table(table, [{"drop": ["z"]}, {"concatenator": step}])
 
 
+@pytest.mark.parametrize("steps", [[], [{"standard_scaler": {"columns": ["e"]}}], [{"one_hot": {"columns": ["e"]}}]])
+def test_column_without_any_value_is_to_be_left_out(tmp_path: Path, steps: list[Any]) -> None:
+    table = pa.table({"x": [1.0, 2.0], "e": pa.nulls(2)})
+    with pytest.raises(DataError, match=r"'e' of type null|2 rows have no value in e, a column without any") as refused:
+        Source.of(tmp_path, {"train/a.parquet": table}, steps).materialize()
+    assert "leave it out (drop: [e]" in str(refused.value) or refused.value.next_step.startswith(
+        "leave the column out (drop: [e]"
+    )
+
+
 def test_concatenator_names_column_of_missing_value() -> None:
     table = pa.table({"a": [1.0, None, float("nan")], "b": [1, 1, 1]})
     with pytest.raises(DataError) as caught:
@@ -445,14 +455,17 @@ def test_map_batches_text_left_over_is_refused(tmp_path: Path) -> None:
         ('return {"x": 3}', "came back with a scalar"),
         ("return None", "returned NoneType; it must return a dict"),
         ('return batch["y"]', r"user\.py:f raised KeyError: 'y' \(.*user\.py, line 3\)"),
-        ('return {"x": np.array([1j, 2j, 3j])}', "dtype complex128 cannot be kept"),
+        ('return {"x": np.array([1j, 2j, 3j])}', "dtype complex128, which cannot be kept"),
         ('return {"x": [[1], [1, 2], [3]]}', "is not an array of one shape"),
+        ('return {**batch, "_keep": [0, 2, 1]}', "returned '_keep' of dtype int64; it must hold True or False"),
+        ('return {**batch, "_keep": ["False"] * 3}', "'_keep' of dtype <U5"),
     ],
 )
 def test_map_batches_wrong_result_names_function(tmp_path: Path, body: str, said: str) -> None:
     transform = user_transform(tmp_path, f"def f(batch):\n    {body}")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=said) as refused:
         apply_chain(transform, pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
+    assert refused.value.next_step.startswith(("correct user.py:f", "to leave rows out"))
 
 
 def test_map_batches_failure_names_rows(tmp_path: Path) -> None:
@@ -523,7 +536,7 @@ def test_unequal_lists_name_first_row() -> None:
         (pa.array([1]).cast(pa.decimal128(21, 2)), "cast: {x: float64}"),
         (pa.array([1], pa.duration("s")), "cast: {x: float64}"),
         (pa.array([1], pa.time64("us")), "cast: {x: float64}"),
-        (pa.array([["a"], ["b", "c"]]), "hashing: {columns: [x], buckets: 64}"),
+        (pa.array([["a"], ["b", "c"]]), "map_batches"),
         (pa.array([[[("a", 1)]]], pa.list_(pa.map_(pa.string(), pa.int64()))), "map_batches"),
         (pa.array([b"abc"]), "decode_image: {column: x}"),
         (pa.array([{"a": 1}]), "drop: [x]"),

@@ -171,5 +171,5 @@ def test_image_folders_take_webp_tiff_gif_not_eps(tmp_path: Path) -> None:
     eps = io.BytesIO()
     Image.fromarray(pixels).save(eps, "EPS")
     write_files(tmp_path, {"train/b/5.gif": eps.getvalue()})
-    with pytest.raises(DataError, match=r"5\.gif: not a JPEG, PNG, BMP, WebP, TIFF or GIF image"):
-        source.snapshot()
+    with pytest.raises(DataError, match=r"5\.gif, row 0 \(from 0\): not a JPEG, PNG, BMP, WebP, TIFF or GIF image"):
+        source.materialize()

@@ -69,24 +69,51 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_package(tmp_path_factory.mktemp("acme"), "penstock.transforms", entries, block("python") + FAILING)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    pq.write_table(pa.table({"x": X, "label": X / 2}), tmp_path / "rows.parquet")
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
-    return tmp_path / "pipeline.yaml"
+SHOWN = """
+import json, runpy, sys
+from penstock.ingest.preprocess.transform_spec import TransformSpec
+step = TransformSpec.model_validate({"imputer": {"columns": ["a"]}})
+unused = [step.model_dump(mode="json"), "acme_clip" in sys.modules]
+
+from penstock.errors import DataError, SpecError
+from penstock.flows.spec_file import load_spec, schema_json
+try:
+    load_spec(sys.argv[1])
+except SpecError as error:
+    problems = error.problems
+
+from penstock.tasks.records.keys import stage_keys
+inputs = stage_keys(load_spec(sys.argv[2]).project, lambda *_: None)["preprocess"].inputs
+
+reference = runpy.run_path("docs/make_spec_reference.py")["reference"]()
+
+import pyarrow
+from tests.ingest.preparing import transform_table
+try:
+    transform_table(pyarrow.table({"x": [1.0, 2.0]}), [{"fails": {"columns": ["x"]}}])
+except DataError as error:
+    failed = [error.message, *error.problems, error.next_step]
+
+schema = json.loads(schema_json())
+parts = dict(unused=unused, problems=problems, inputs=inputs, reference=reference, failed=failed, schema=schema)
+print(json.dumps(parts))
+"""
 
 
-def environment(site: Path) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-
-def answer(site: Path, script: str, *arguments: str) -> Any:
-    """What a Python process that finds the package prints as JSON."""
-    command = [sys.executable, "-c", f"import json, sys\n{script}", *arguments]
-    done = subprocess.run(command, env={**os.environ, **environment(site)}, cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def shown(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process shows of the package and of a pipeline file that uses it; another one would import it all again."""
+    folder = tmp_path_factory.mktemp("clipped")
+    pq.write_table(pa.table({"x": X, "label": X / 2}), folder / "rows.parquet")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    wrong = tmp_path_factory.mktemp("wrong") / "pipeline.yaml"
+    wrong.write_text(PIPELINE.replace("share: 0.25", "share: 0.75").replace("[x]", "[x], shares: 1"))
+    path = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, "-c", SHOWN, str(wrong), str(folder)], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_unknown_transform_lists_known_ones() -> None:
@@ -96,32 +123,17 @@ def test_unknown_transform_lists_known_ones() -> None:
         TransformSpec.model_validate("label_encodr")
 
 
-def test_plugin_options_are_checked_at_their_line(site: Path, file: Path) -> None:
-    file.write_text(PIPELINE.replace("share: 0.25", "share: 0.75").replace("[x]", "[x], shares: 1"))
-    script = """
-from penstock.errors import SpecError
-from penstock.flows.spec_file import load_spec
-try:
-    load_spec(sys.argv[1])
-except SpecError as error:
-    print(json.dumps(error.problems))
-"""
-    assert answer(site, script, str(file)) == [
+def test_plugin_options_are_checked_at_their_line(shown: dict[str, Any]) -> None:
+    assert shown["problems"] == [
         "pipeline.yaml:4: preprocess.0.clip_quantile.share: 0.75: input should be less than 0.5",
         "pipeline.yaml:4: preprocess.0.clip_quantile.shares: unknown key; did you mean 'share'?",
     ]
 
 
-def test_plugin_is_in_schema_and_reference(site: Path) -> None:
+def test_plugin_is_in_schema_and_reference(shown: dict[str, Any]) -> None:
     assert "clip_quantile" not in schema_json()
-    script = """
-import runpy
-from penstock.flows.spec_file import schema_json
-reference = runpy.run_path("docs/make_spec_reference.py")["reference"]()
-print(json.dumps([json.loads(schema_json()), reference]))
-"""
-    schema, reference = answer(site, script)
-    whole, short = schema["$defs"]["TransformSpec"]["anyOf"]
+    whole, short = shown["schema"]["$defs"]["TransformSpec"]["anyOf"]
+    reference = shown["reference"]
     said = "Values beyond two quantiles of the train split become those quantiles."
     assert whole["properties"]["clip_quantile"]["description"] == said
     assert "clip_quantile" in short["enum"]
@@ -129,41 +141,20 @@ print(json.dumps([json.loads(schema_json()), reference]))
     assert "## `preprocess.clip_quantile`, `preprocess.fails`\n\nNumeric columns whose extreme values are clipped." in reference
 
 
-def test_plugin_version_is_in_stage_key(site: Path, file: Path) -> None:
-    script = """
-from penstock.flows.spec_file import load_spec
-from penstock.tasks.records.keys import stage_keys
-from penstock.tasks.project import Project
-loaded = load_spec(sys.argv[1])
-print(json.dumps(stage_keys(loaded.project, lambda *_: None)["preprocess"].inputs))
-"""
-    inputs = answer(site, script, str(file))
+def test_plugin_version_is_in_stage_key(shown: dict[str, Any]) -> None:
+    inputs = shown["inputs"]
     assert inputs["version.transform.clip_quantile"] == "acme-penstock==1.2"
     assert inputs["preprocess.0"] == {"clip_quantile": {"columns": ["x"], "share": 0.25}}
 
 
-def test_plugin_installed_is_not_imported_unless_used(site: Path) -> None:
-    script = """
-from penstock.ingest.preprocess.transform_spec import TransformSpec
-step = TransformSpec.model_validate({"imputer": {"columns": ["a"]}})
-print(json.dumps([step.model_dump(mode="json"), "acme_clip" in sys.modules]))
-"""
+def test_plugin_installed_is_not_imported_unless_used(shown: dict[str, Any]) -> None:
     written = TransformSpec.model_validate({"imputer": {"columns": ["a"]}}).model_dump(mode="json")
     assert written == {"imputer": {"columns": ["a"], "strategy": "mean", "fill_value": None}}
-    assert answer(site, script) == [written, False]
+    assert shown["unused"] == [written, False]
 
 
-def test_plugin_error_names_transform_package_and_rows(site: Path) -> None:
-    script = """
-import pyarrow
-from penstock.errors import DataError
-from tests.ingest.preparing import transform_table
-try:
-    transform_table(pyarrow.table({"x": [1.0, 2.0]}), [{"fails": {"columns": ["x"]}}])
-except DataError as error:
-    print(json.dumps([error.message, *error.problems, error.next_step]))
-"""
-    message, given, advice = answer(site, script)
+def test_plugin_error_names_transform_package_and_rows(shown: dict[str, Any]) -> None:
+    message, given, advice = shown["failed"]
     assert message.startswith("preprocess[0].fails of package acme-penstock==1.2 raised ZeroDivisionError: division by zero (")
     assert "acme_clip.py, line " in message
     assert given == "it was given part-0.parquet, row 100 (from 0) and the 1 row after it"

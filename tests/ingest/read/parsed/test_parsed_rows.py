@@ -106,22 +106,10 @@ def test_given_types_and_chosen_columns_name_other_copies(tmp_path: Path, copies
 
 
 @pytest.mark.parametrize("name, text", [("a.csv", "n,s\n1,a\nx,b\n"), ("a.json", '{"n": 1}\n{"n": "x"}\n')])
-def test_a_value_that_does_not_read_is_marked_or_refused_as_without_copies(
-    tmp_path: Path, copies: Path, name: str, text: str
-) -> None:
-    found = read(tmp_path, {name: text}, types={"n": "int64"}, invalid="quarantine")
-    (batch,) = iterate_rows(found.data, found.snapshot, found.snapshot.files)
-    assert batch.unreadable is not None and batch.unreadable.is_valid().to_pylist() == [False, True]
+def test_a_value_that_does_not_read_is_refused_as_without_copies(tmp_path: Path, copies: Path, name: str, text: str) -> None:
     with pytest.raises(DataError, match="does not read as int64"):
         read(tmp_path, {name: text}, types={"n": "int64"}).rows()
     assert not [*copies.iterdir()]
-
-
-def test_under_quarantine_the_rows_of_a_copy_are_read_ones(tmp_path: Path, copies: Path) -> None:
-    found = read(tmp_path, {"a.csv": CSV}, invalid="quarantine")
-    with mock.patch("pyarrow.csv.open_csv", side_effect=AssertionError):
-        (batch,) = iterate_rows(found.data, found.snapshot, found.snapshot.files)
-    assert batch.unreadable is None and batch.table.num_rows == 500
 
 
 def test_a_file_that_changed_since_is_refused_though_there_is_a_copy(tmp_path: Path, copies: Path) -> None:

@@ -29,10 +29,9 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.start_from import START, find_start
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point
-from penstock.training.frameworks.boosted.library import Library, Task
-from penstock.training.frameworks.boosted.model import loss_of
+from penstock.training.frameworks.boosted.library import Library
 from penstock.training.frameworks.boosted.rank import run_boosted_rank
-from penstock.training.frameworks.boosted.table import FeatureTable
+from penstock.training.frameworks.boosted.table import FeatureTable, Task
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
@@ -42,7 +41,7 @@ from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import NO_CODE
 from tests.guides.running import prepare, reports
-from tests.training.digits import CPU, SCHEMA, ListClient, make_job
+from tests.training.digits import CPU, ListClient, make_job
 from tests.training.ranks import run_ranks
 
 LIBRARIES = ("xgboost", "lightgbm")
@@ -158,13 +157,53 @@ def test_trees_grow_on_those_of_another_run(tmp_path: Path, name: str) -> None:
         boosted(tmp_path, name, "other", **later, epochs=4),
     ]
     for job in jobs:
-        find_start("run:base", tmp_path, Storage(str(tmp_path)), file=library(name).file).store(job.run_storage)
+        find_start("run:base", tmp_path, Storage(str(tmp_path)), file=library(name).model_files[0]).store(job.run_storage)
     jobs[-1].run_storage.write_bytes(START, trees_of_one_feature(name))
     whole, _, rest, refused = run_ranks(boost, 1, [(name, job) for job in jobs])[0]
     assert (whole.status, whole.state.step, rest.resumed_from_step, rest.state.step) == ("finished", 4, 3, 4)
     ends = [job_checkpoints(job).committed()[0].manifest.weights_digest for job in (nine, jobs[0], jobs[2])]
     assert ends[0] == ends[1] == ends[2], "on the same rows five rounds and four are nine"
     assert "train.start_from: the trees of run:base split at ['x'], and the rows have" in refused
+
+
+def without_names(name: str, content: bytes) -> bytes:
+    """The same trees, as a program without penstock would write them."""
+    if name == "xgboost":
+        import xgboost
+
+        booster = xgboost.Booster(model_file=bytearray(content))
+        booster.set_attr(penstock_classes=None)
+        return bytes(booster.save_raw("ubj"))
+    import lightgbm
+
+    return lightgbm.Booster(model_str=content.decode()).model_to_string().encode()
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_trees_of_other_classes_are_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def grown(run: str, classes: tuple[str, ...] | None, content: bytes | None = None, **spec: Any) -> bytes:
+        job = boosted(tmp_path, name, run, workers=1, epochs=1, params=SETTINGS[name][0], **spec)
+        schema = job.manifest.feed_schema.model_copy(update={"classes": classes})
+        if content is not None:
+            job.run_storage.write_bytes(START, content)
+        job = replace(job, manifest=job.manifest.model_copy(update={"feed_schema": schema}))
+        run_boosted_rank(library(name), job, Group(0, 1, CPU), ListClient())
+        return job_checkpoints(job).committed()[0].storage.read_bytes(library(name).model_files[0])
+
+    digits = tuple(map(str, range(10)))
+    base = grown("base", digits)
+    assert library(name).forest(base).classes == digits
+    later = {"content": base, "start_from": "model"}
+    with pytest.raises(SpecError) as refused:
+        grown("swapped", ("1", "0", *digits[2:]), **later)
+    assert (
+        f"the trees of model have the classes {[*digits]}, and those of the label are ['1', '0', '2'" in refused.value.message
+    )
+    with pytest.raises(SpecError, match="those of the label are not named"):
+        grown("numbers", None, **later)
+    assert library(name).forest(grown("same", digits, **later)).rounds == 2 and "classes" not in capsys.readouterr().out
+    grown("other tool", digits, without_names(name, base), start_from="model")
+    assert f"the trees of model do not name their classes: taken to be {[*digits]}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -183,8 +222,15 @@ def test_patience_ends_training_with_best_round_kept(tmp_path: Path, name: str) 
     kept = store.best()
     assert kept is not None and kept.manifest.step == best
     assert [item.manifest.step for item in store.committed()] == [best + 3, best]
-    found = evaluate(patient, load_model(model_spec(name, patient), kept.storage), splits=["validation"], figures=False)
+    found = evaluate(patient, load_model(model_spec(name, patient), kept.storage), splits=["validation"])
     assert found.metrics["val/loss"] == pytest.approx(min(losses), rel=1e-4)
+    for epochs, attempt in ((best + 1, 1), (60, 2)):  # the first ends while patience counts
+        made = {**one, "epochs": epochs, "attempt": attempt, "params": rate, "checkpoint": checkpoint}
+        continued = boosted(tmp_path, name, "continued", **made)
+        rest = run_boosted_rank(library(name), continued, Group(0, 1, CPU), ListClient())
+    assert (rest.resumed_from_step, rest.state.step, rest.exactness) == (best + 1, best + 3, "bit-exact")
+    digests = [[item.manifest.weights_digest for item in job_checkpoints(job).committed()] for job in (patient, continued)]
+    assert digests[0] == [digests[1][0], digests[1][-1]], "the newest, and the best"
 
 
 def test_fewer_rows_than_workers_are_refused(tmp_path: Path) -> None:
@@ -203,10 +249,12 @@ def test_fewer_rows_than_workers_are_refused(tmp_path: Path) -> None:
         ("lightgbm", {"loss": "l1", "app": "l1"}, "train.params.loss: objective is given twice"),
         ("lightgbm", {"config_file": "a"}, "train.params.config_file: only lightgbm's own command reads it; take it out"),
         ("lightgbm", {"tree": "voting"}, "train.params.tree: penstock connects the workers, each with its rows; take it out"),
-        ("lightgbm", {"boost": "rf"}, "train.params.boosting is 'rf': a forest cannot continue from a checkpoint"),
+        ("lightgbm", {"boost": "rf"}, "train.params.boost is 'rf'; it can be gbdt or gbrt or dart or goss"),
+        ("lightgbm", {"deterministic": "false"}, "train.params.deterministic is 'false'; it can be True"),
         ("lightgbm", {"boost": "dart"}, "train.checkpoint.best: DART changes the trees of earlier rounds"),
         ("xgboost", {"booster": "dart"}, "train.checkpoint.best: DART changes the trees of earlier rounds"),
-        ("xgboost", {"seed_per_iteration": False}, "train.params.seed_per_iteration is false: a continued training"),
+        ("xgboost", {"seed_per_iteration": False}, "train.params.seed_per_iteration is False; it can be True"),
+        ("xgboost", {"tree_method": "exact"}, "train.params.tree_method is 'exact'; it can be hist or auto"),
     ],
 )
 def test_any_name_of_a_param_is_checked(name: str, params: dict[str, Any], says: str) -> None:
@@ -222,30 +270,56 @@ def test_lightgbm_objective_by_other_name_is_trained() -> None:
     assert settings["objective"] == "quantile" and "application" not in settings
 
 
-@pytest.mark.parametrize(
-    ("params", "kept"),
-    [
-        ({"use_quantized_grad": True}, False),
-        ({"cegb_penalty_feature_lazy": [0.1, 0.1]}, False),
-        ({"sub_row": 0.5, "bagging_freq": 1}, False),
-        ({"min_gain_to_split": 3, "learning_rate": 0.5}, True),  # trees without a split
+DRAWN = {
+    "xgboost": [
+        *({"subsample": 0.7, f"colsample_by{each}": 0.5} for each in ("tree", "level", "node")),
+        *({"booster": "dart", "rate_drop": 0.4, **more} for more in ({}, {"skip_drop": 0.5}, {"subsample": 0.7})),
+        {"subsample": 0.6, "num_parallel_tree": 2},
+        {"subsample": 0.5, "sampling_method": "gradient_based"},
+        {"base_score": 0.4},
     ],
-)
-def test_lightgbm_says_whether_it_continues_exactly(params: dict[str, Any], kept: bool) -> None:
-    columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
-    task = Task(FeedSchema(columns=columns, label="label", num_classes=3), {**params, "min_data_in_leaf": 5}, 7, 1)
+    "lightgbm": [
+        {"min_gain_to_split": 3, "learning_rate": 0.5},  # trees without a split
+        {"feature_fraction": 0.6},
+        {"feature_fraction_bynode": 0.6, "extra_trees": True},
+        {"linear_tree": True},
+        {"bagging_fraction": 0.5},  # needs bagging_freq
+    ],
+}
+NOT_KEPT: list[dict[str, Any]] = [
+    {"use_quantized_grad": True},
+    {"cegb_penalty_feature_lazy": [0.1, 0.1]},
+    {"sub_row": 0.5, "bagging_freq": 1},
+    {"boosting": "goss"},
+    {"data_sample_strategy": "goss"},
+    {"boosting": "dart"},
+]
+
+
+@pytest.mark.parametrize(("name", "params"), [(name, params) for name, each in DRAWN.items() for params in each])
+def test_killed_and_continued_trees_equal_the_whole(name: str, params: dict[str, Any]) -> None:
+    """With validation, as most runs have, and from a checkpoint at every third round."""
+    columns = tuple(ColumnInfo(name=each, dtype="float32") for each in ("x", "y", "label"))
+    least = {"min_data_in_leaf": 5} if name == "lightgbm" else {}
+    task = Task(FeedSchema(columns=columns, label="label", num_classes=3), {**params, **least}, 7, 1)
     rows: Any = Rows(3)
-    lightgbm = library("lightgbm")
 
     def grown(content: bytes | None, first: int, last: int) -> bytes:
-        trees = lightgbm.trees(task, rows, None, content, {})
+        trees = library(name).trees(task, rows, rows, content, {})
         for number in range(first, last):
             trees.grow(number)
         return trees.content(last)
 
-    if kept:
-        assert grown(grown(None, 0, 12), 12, 24) == grown(None, 0, 24)
-    assert (lightgbm.not_repeatable(task.params) is None) == kept
+    assert library(name).not_repeatable(params) is None
+    continued = None
+    for first in range(0, 12, 3):
+        continued = grown(continued, first, first + 3)
+    assert continued == grown(None, 0, 12)
+
+
+@pytest.mark.parametrize("params", NOT_KEPT)
+def test_lightgbm_says_that_it_does_not_continue_exactly(params: dict[str, Any]) -> None:
+    assert library("lightgbm").not_repeatable(params) is not None
 
 
 def test_lightgbm_state_not_restored_is_not_bit_exact(tmp_path: Path) -> None:
@@ -267,25 +341,23 @@ def test_unfit_params_are_refused_before_start(tmp_path: Path, name: str) -> Non
     assert "train.params.n_estimators: train.epochs is the number of rounds" in said
     assert f"train.learning_rate: {name} does not read it" in said and "train.recipe: trees need no code" in said
     assert "train.epochs is missing" in said and "early_stopping_rounds needs checkpoint.best" in said
-    job = boosted(tmp_path, name, "run")
-    batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))
-    odd = TrainSpec(framework=name, epochs=5, params={"objective": "binary:logistic" if name == "xgboost" else "binary"})
+
+    def tried(**params: Any) -> None:
+        job = boosted(tmp_path, name, "run", params=params, workers=1)
+        framework.check(NO_CODE, job.spec)
+        framework.try_rank(job, Group(0, 1, CPU), ListClient())
+
     with pytest.raises(SpecError, match="one of 10 classes"):
-        framework.try_batch(NO_CODE, odd, SCHEMA, batch, 1)
-    wrong = TrainSpec(framework=name, epochs=5, params={"max_depth": "deep"})
+        tried(objective="binary:logistic" if name == "xgboost" else "binary")
     with pytest.raises(TrainingError, match=f"{name} refuses"):
-        framework.try_batch(NO_CODE, wrong, SCHEMA, batch, 1)
+        tried(max_depth="deep")
     with pytest.raises(SpecError) as raised:
-        typo = TrainSpec(framework=name, epochs=5, params={"max_dpeth": 3, "subsample": 0.5, "quite_another": 1})
-        framework.check(NO_CODE, typo)
-        framework.try_batch(NO_CODE, typo, SCHEMA, batch, 1)
+        tried(max_dpeth=3, subsample=0.5, quite_another=1)
     unused = "is not used"
     assert raised.value.problems == (
         f"train.params.max_dpeth {unused}; did you mean 'max_depth'?",
         f"train.params.quite_another {unused}",
     )
-    tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)
-    assert tried.predict_shape == [batch.rows, 10] and 0 < tried.loss < 3
 
 
 class Rows:
@@ -334,28 +406,17 @@ def test_unused_xgboost_params_match_its_own_warning() -> None:
             library("xgboost").trees(Task(schema, params, 7, 1), rows, None, None, {})
 
 
-@pytest.mark.parametrize(
-    ("num_classes", "params"),
-    [
-        (2, {}),
-        (2, {"objective": "cross_entropy"}),
-        (3, {}),
-        (None, {}),
-        (None, {"objective": "huber"}),
-        (None, {"objective": "mape"}),
-    ],
-)
-def test_lightgbm_training_loss_equals_loss_of_predictions(num_classes: int | None, params: dict[str, Any]) -> None:
-    columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
-    schema = FeedSchema(columns=columns, label="label", num_classes=num_classes)
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("num_classes", [2, 3, None])
+def test_predictions_of_training_are_those_of_saved_trees(name: str, num_classes: int | None) -> None:
+    columns = tuple(ColumnInfo(name=each, dtype="float32") for each in ("x", "y", "label"))
+    task = Task(FeedSchema(columns=columns, label="label", num_classes=num_classes), {}, 7, 1)
     rows: Any = Rows(num_classes)
-    trees = library("lightgbm").trees(Task(schema, {**params, "num_leaves": 4}, 7, 1), rows, None, None, {})
+    trees = library(name).trees(task, rows, None, None, {})
     for number in range(5):
         trees.grow(number)
-        predicted = torch.from_numpy(trees.predictions("train"))
-        expected = float(loss_of(predicted, torch.from_numpy(rows.labels), schema))
-        assert trees.train_loss() == pytest.approx(expected, rel=1e-5)
-    assert expected < 0.95 * float(np.var(rows.labels)) or num_classes is not None
+    predicted = library(name).forest(trees.content(5)).predict(rows.features)
+    assert np.allclose(trees.predictions("train"), predicted, rtol=1e-4) and np.ptp(predicted) > 0.1
 
 
 def test_columns_become_named_features_and_lists_are_refused() -> None:

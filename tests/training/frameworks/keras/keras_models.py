@@ -37,6 +37,32 @@ def charted(schema):
     return model
 
 
+class Noisy(keras.Model):
+    """Has noise of Keras' own generator, a count with a private name, and a layer that it freezes at its sixth step."""
+
+    def __init__(self):
+        super().__init__()
+        self._steps, self.flat, self.body = 0, keras.layers.Flatten(), keras.layers.Dense(16)
+        self.head = keras.layers.Dense(10, activation="softmax")
+
+    def call(self, image, training=False):
+        if training:
+            self._steps += 1
+            image = image + 0.1 * keras.random.normal(keras.ops.shape(image))
+        return self.head(self.body(self.flat(image)))
+
+    def train_step(self, *args, **options):
+        if int(self.optimizer.iterations) == 5:
+            self.body.trainable = False
+        return super().train_step(*args, **options)
+
+
+def noisy(schema):
+    model = Noisy()
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    return model
+
+
 class Counting(keras.Model):
     """A subclass whose variables are made by its first batch, and whose count is not a variable."""
 

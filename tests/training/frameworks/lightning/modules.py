@@ -84,6 +84,51 @@ class Counts(Digits):
         return loss
 
 
+class ThawsOnce(Digits):
+    """Thaws a layer at a step that a continued run does not see again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[1].requires_grad_(False)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.global_step == 5:
+            self.layers[1].requires_grad_(True)
+
+
+class _Lowers(pl.Callback):
+    def __init__(self):
+        self.count = 0
+
+    def on_train_batch_end(self, trainer, *others):
+        self.count += 1
+        trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * self.count
+
+
+class Lowers(Digits):
+    def configure_callbacks(self):
+        return [_Lowers()]
+
+
+class HalfKept(UsesTrainer):
+    """Has a count that its hooks do not keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def training_step(self, batch):
+        self.steps += 1
+        return super().training_step(batch) * min(1.0, self.steps / 20)
+
+
 class Averages(Digits):
     def configure_callbacks(self):
         return [pl.callbacks.EMAWeightAveraging(decay=0.9)]
+
+
+class Broadcasts(Digits):
+    """Compares each row with the labels of all."""
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self(batch)[:, :1], batch["label"].float())

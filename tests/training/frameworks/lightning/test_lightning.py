@@ -26,11 +26,11 @@ from penstock.training.frameworks.lightning.loading import LightningModel
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
-from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
+from tests.runs.forked import fork_trials_from_here
 from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job
 from tests.training.ranks import check_continued
 
@@ -59,7 +59,7 @@ def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path) -> No
     for rank in (0, 1):
         assert 0 < points[33][f"workers/{rank}/data_wait_s"] < points[33][f"workers/{rank}/step_s"]
     spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
-    found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
+    found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"])
     assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"
     # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
     logged = there[0].manifest.metrics["val/loss"]
@@ -79,9 +79,6 @@ def cut_and_continued(folder: Path, module: str) -> tuple[TrainJob, RankResult]:
 
 def test_module_that_uses_its_trainer_is_tried_resumed_and_loaded(tmp_path: Path) -> None:
     whole = lightning_job(tmp_path, "whole", module="UsesTrainer", workers=1)
-    batch = next(open_job_feed(whole, "train", 0, 1, CPU).batches(0))
-    tried = LIGHTNING.try_batch(whole.code, whole.spec, SCHEMA, batch, 1)
-    assert tried.loss is not None and tried.predict_shape == [batch.rows, 10] and tried.parameters == 652
     alone(whole)
     rest, ended = cut_and_continued(tmp_path, "UsesTrainer")
     assert (ended.resumed_from_step, ended.state.step) == (17, 33)
@@ -89,16 +86,29 @@ def test_module_that_uses_its_trainer_is_tried_resumed_and_loaded(tmp_path: Path
     ends = [job_checkpoints(job).committed()[0] for job in (whole, rest)]
     assert ends[0].manifest.weights_digest == ends[1].manifest.weights_digest
     spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
-    found = evaluate(whole, load_model(spec, ends[0].storage), splits=["validation"], figures=False)
+    found = evaluate(whole, load_model(spec, ends[0].storage), splits=["validation"])
     assert found.metrics["val/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-5)
 
 
 def test_state_in_no_checkpoint_costs_the_label_and_part_means(tmp_path: Path) -> None:
     rest, ended = cut_and_continued(tmp_path, "Counts")
-    assert ended.exactness == f"same-order: {MORE_STEPS}, seen is in no state_dict"
+    assert ended.exactness == f"same-order: seen is in no state_dict, {MORE_STEPS}"
     points = {point.step: point.values for point in read_journal(rest.run_storage, 99)}
     assert "train/mean" not in points[22] and "train/mean" not in points[28], "a mean over a part of the second epoch"
     assert "train/mean" in points[33]
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("ThawsOnce", ["layers.1.bias.requires_grad", "layers.1.weight.requires_grad"]),
+        ("Lowers", ["_Lowers.count"]),
+        ("HalfKept", ["steps"]),
+    ],
+)
+def test_state_that_no_hook_keeps_costs_bit_exactness(tmp_path: Path, module: str, names: list[str]) -> None:
+    _, ended = cut_and_continued(tmp_path, module)
+    assert ended.exactness == "same-order: " + " is in no state_dict, ".join([*names, MORE_STEPS])
 
 
 @pytest.mark.parametrize("name", ["val/loss", "val_loss", "loss_of_digits", "accuracy", None])
@@ -120,10 +130,14 @@ def test_loss_of_evaluate_is_not_a_returned_accuracy(tmp_path: Path, name: str |
 
 def test_callback_that_averages_weights_is_refused(tmp_path: Path) -> None:
     job = lightning_job(tmp_path, "run", module="Averages", workers=1)
-    batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))
-    for refused in (lambda: LIGHTNING.try_batch(job.code, job.spec, SCHEMA, batch, 1), lambda: alone(job)):
-        with pytest.raises(SpecError, match="EMAWeightAveraging validates averages of the weights"):
-            refused()
+    with pytest.raises(SpecError, match="EMAWeightAveraging validates averages of the weights"):
+        alone(job)
+
+
+def test_loss_that_broadcasts_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="Using a target size") as refused:
+        alone(lightning_job(tmp_path, "run", module="Broadcasts", workers=1))
+    assert "give both the same shape" in str(refused.value.next_step)
 
 
 def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
@@ -131,6 +145,7 @@ def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
     with (file.parent / "model.py").open("a") as model:
         model.write("\n    def predict_step(self, batch, _):\n        return self(batch) + batch['diagnosis'][:, None]\n")
     loaded = load_spec(file)
+    fork_trials_from_here()
     with pytest.raises(TrainingError, match="predicting failed: KeyError: 'diagnosis'") as refused:
         try_one_batch(loaded.project)
     assert refused.value.next_step.startswith("predict without 'diagnosis'")

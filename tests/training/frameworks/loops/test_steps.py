@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,34 +12,35 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.errors import TrainingError
+from penstock.errors import SpecError, TrainingError
+from penstock.storage import Storage
 from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.events import Resumed, TrainProgress
-from penstock.training.frameworks import registry
-from penstock.training.frameworks.loops.in_process import InProcess, LearningModel, run_in_process
+from penstock.training.frameworks.loops import steps
+from penstock.training.frameworks.loops.own_loop import UNREAD, LearnsBatches
+from penstock.training.model import ModelSpec, TrainedModel
 from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
 from tests.training.digits import CPU, ListClient, make_job
 
 
-class Means(LearningModel):
+class Means(TrainedModel):
     """The mean image of each class; the loss of a batch is its number of rows. Fails in the step of `dies`."""
 
-    def __init__(self, code: Any, params: Mapping[str, Any], schema: Any, files: Any) -> None:
-        self.params, self.batches = params, 0
-        self.sums = np.zeros((10, 65), np.float64)
-        if files is not None:
-            self.sums = np.load(io.BytesIO(files.read_bytes("sums.npy")))
+    def __init__(self, spec: ModelSpec, files: Storage | None) -> None:
+        self.params, self.batches = spec.params, 0
+        self.sums = np.zeros((10, 65), np.float64) if files is None else np.load(Path(files.root, "sums.npy"))
 
-    def learn(self, batch: dict[str, torch.Tensor]) -> float:
+    def learn(self, batch: dict[str, torch.Tensor]) -> dict[str, float]:
         self.batches += 1
         if self.batches == self.params.get("dies"):
             raise RuntimeError("killed")
         rows = np.concatenate([batch["image"].reshape(-1, 64).numpy(), np.ones((len(batch["label"]), 1))], axis=1)
         np.add.at(self.sums, batch["label"].numpy(), rows)
-        return math.nan if self.batches == self.params.get("nan") else float(len(rows))
+        return {"train/loss": math.nan if self.batches == self.params.get("nan") else float(len(rows))}
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.tensor(0.5)
@@ -50,24 +49,26 @@ class Means(LearningModel):
         means = torch.from_numpy(self.sums[:, :64] / np.maximum(self.sums[:, 64:], 1))
         return -torch.cdist(batch["image"].reshape(rows, 64).double(), means)
 
-    def files(self) -> dict[str, bytes]:
-        stream = io.BytesIO()
-        np.save(stream, self.sums)
-        return {"sums.npy": stream.getvalue()}
+    def write(self, folder: Path) -> None:
+        np.save(folder / "sums.npy", self.sums)
+
+
+class OfMeans(LearnsBatches):
+    loader = f"{__name__}:Means"
+    model_files = ("sums.npy",)
 
 
 @pytest.fixture(autouse=True)
 def means(monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework of these jobs."""
-    framework = InProcess(Means, (), "means:load", ("sums.npy",))
-    monkeypatch.setattr(registry, "FRAMEWORKS", SimpleNamespace(get=lambda name: framework))
+    monkeypatch.setattr(steps, "FRAMEWORKS", SimpleNamespace(get=lambda name: OfMeans()))
 
 
 def run(folder: Path, name: str, attempt: int = 1, client: ListClient | None = None, **spec: Any) -> RankResult:
     params = spec.pop("params", {})
     job = make_job(folder, run=name, attempt=attempt, **spec)
     job = replace(job, spec=job.spec.model_copy(update={"params": params}))
-    return run_in_process(job, Group(0, 1, CPU), client or ListClient())
+    return OfMeans().run_rank(job, Group(0, 1, CPU), client or ListClient())
 
 
 def manifest(folder: Path, name: str) -> Any:
@@ -101,3 +102,32 @@ def test_max_steps_ends_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     ended = run(tmp_path, "run", max_steps=9)
     assert (ended.status, ended.state.step, ended.state.epoch) == ("finished", 9, 1)
     assert manifest(tmp_path, "run").step == 9
+
+
+GIVEN: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "clip_norm": 1.0,
+    "accumulate": 2,
+    "precision": "bf16",
+    "compile": True,
+    "callbacks": ["ema"],
+    "last_batch": "drop",
+    "start_from": "run:base",
+}
+"""Values of the settings that the loop does not read."""
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_unread_setting_is_refused_before_start(name: str) -> None:
+    code: Any = SimpleNamespace(load=lambda: None)
+    assert [*GIVEN] == [*UNREAD]
+    with pytest.raises(SpecError) as refused:
+        OfMeans().check(code, TrainSpec(recipe="model.py:Net", **{name: GIVEN[name]}))
+    assert refused.value.problems == (f"train.{name} is not read; {UNREAD[name]}",)
+
+
+def test_second_worker_is_refused_before_start() -> None:
+    code: Any = SimpleNamespace(load=lambda: None)
+    assert OfMeans().check(code, TrainSpec(recipe="model.py:Net")).predicts
+    with pytest.raises(SpecError, match=r"train\.workers: 2 with train\.framework: torch, which trains in one process"):
+        OfMeans().check(code, TrainSpec(recipe="model.py:Net", workers=2))

@@ -1,6 +1,6 @@
 """Hugging Face models for digits, built from a config, with dropout in them."""
 
-from transformers import Trainer, ViTConfig, ViTForImageClassification
+from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 import penstock
 
@@ -53,3 +53,30 @@ class CountingTrainer(Trainer):
 
 class Counts(Vision):
     trainer = CountingTrainer
+
+
+class Lowers(TrainerCallback):
+    """Lowers the decay of weights, by a count of its own."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_step_end(self, args, state, control, optimizer=None, **others):
+        self.count += 1
+        optimizer.param_groups[0]["weight_decay"] = 0.1 / self.count
+
+
+class LoweringTrainer(Trainer):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.add_callback(Lowers())
+
+
+class Lowered(Vision):
+    """With state in a callback, and in the object that makes inputs."""
+
+    trainer, calls = LoweringTrainer, 0
+
+    def inputs(self, batch):
+        self.calls += 1
+        return super().inputs(batch)

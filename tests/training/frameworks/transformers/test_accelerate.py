@@ -35,7 +35,7 @@ def accelerate_job(folder: Path, run: str, until: Path) -> TrainJob:
     loop = "accelerate_loop.py:train_func"
     spec = TrainSpec(loop=loop, params={"until": str(until)}, workers=2, backend={"name": "gloo", "timeout_s": 300})
     code = capture(loop, Path(__file__).parent, spec.params)
-    return replace(make_job(folder, run=run), spec=spec, code=code, record_rows=False)
+    return replace(make_job(folder, run=run), spec=spec, code=code, open_feeds=None)
 
 
 @pytest.mark.slow

@@ -85,8 +85,9 @@ def test_flat_map_rows_keep_place_and_types_of_their_row(tmp_path: Path) -> None
 def test_filter_leaves_rows_out_and_counts_them(tmp_path: Path) -> None:
     rows = run(tmp_path, "filter", "def f(row): return not np.isnan(row['x']) and row['x'] > 1")
     assert rows.table == TABLE.take([1, 3]).combine_chunks() and rows.filtered == {"filter": 2}
-    with pytest.raises(DataError, match=r"filter user\.py:f returned 1 for part-0\.parquet, row 100 \(from 0\)"):
+    with pytest.raises(DataError, match=r"filter user\.py:f returned 1 for part-0\.parquet, row 100 \(from 0\)") as refused:
         run(tmp_path, "filter", "def f(row): return 1")
+    assert refused.value.next_step == "correct user.py:f"
 
 
 def test_map_batches_names_given_row_of_each_result(tmp_path: Path) -> None:
@@ -95,7 +96,9 @@ def test_map_batches_names_given_row_of_each_result(tmp_path: Path) -> None:
     assert rows.table.column("x").to_pylist() == [10, 30] and rows.origin.rows.tolist() == [101, 103]
     assert rows.filtered == {"map_batches": 3}
     for wrong in ("[1, 0, 3]", "[0, 1, 4]", "[-1, 0, 1]", "[0.0, 1.0, 2.0]"):
-        with pytest.raises(DataError, match="`_from` must hold an integer from 0 to 3 for each row it returns, ascending"):
+        with pytest.raises(
+            DataError, match="'_from', which must hold an integer from 0 to 3 for each row it returns, ascending"
+        ):
             run(tmp_path, "map_batches", body.replace("[1, 1, 3]", wrong))
     with pytest.raises(DataError, match="came back with 3 rows for 4 rows") as refused:
         run(tmp_path, "map_batches", "def f(b): return {'x': np.array([10, 20, 30])}")

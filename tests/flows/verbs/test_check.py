@@ -1,0 +1,42 @@
+"""Does `penstock check` ask the servers that the environment names?"""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from penstock.errors import ServiceError
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.check import check_pipeline
+from penstock.flows.verbs.init import create_project
+from tests.runs.servers import free_port
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_check_names_the_server_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, said = load_spec(create_project(tmp_path / "p", "tabular")[0]), list[str]()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for name, wrong, right in (
+            ("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api", f"http://127.0.0.1:{server.server_port}/api"),
+            ("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{server.server_port}"),
+            ("RAY_ADDRESS", f"127.0.0.1:{free_port()}", ""),
+        ):
+            monkeypatch.setenv(name, wrong)
+            said.clear()
+            with pytest.raises(ServiceError, match=f"{name}={wrong} does not answer") as refused:
+                check_pipeline(loaded, said.append)
+            assert "start that" in refused.value.next_step
+            monkeypatch.setenv(name, right)
+        server.shutdown()
+    assert "servers    ok   PREFECT_API_URL, MLFLOW_TRACKING_URI" in said
