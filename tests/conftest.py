@@ -25,6 +25,12 @@ hypothesis.settings.load_profile("busy")
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 _STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Here the environment is that of the process that began this one: empty databases are made once for all of them.
+    _KEPT = Path(os.environ["PENSTOCK_CACHE_DIR"]) / "databases"
+    for _folder in (_KEPT, _STATE / "shards"):
+        _folder.mkdir(parents=True, exist_ok=True)
+    (_STATE / "shards/databases").symlink_to(_KEPT)
 
 # Set before any test module imports Prefect, MLflow or Ray: they read the environment on import.
 for _name in (
@@ -147,12 +153,13 @@ def _turn(file: str) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Put long files first, mark users of the S3 server `s3` and drills `slow`; after `-m`, keep the third asked for."""
+    """Put long files first, mark users of the S3 server `s3`, and drills `slow`; after `-m`, keep the third asked for."""
     for item in items:
         if {"s3_server", "s3_bucket", "rows_bucket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
         if item.get_closest_marker("drill"):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(1800))  # one that took two minutes here took nine on a busy machine
     turns = {file: _turn(file) for file in {item.nodeid.partition("::")[0] for item in items}}
     items.sort(key=lambda item: turns[item.nodeid.partition("::")[0]])
     yield

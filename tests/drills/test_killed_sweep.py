@@ -17,7 +17,7 @@ from tests.drills.project import make_project
 from tests.drills.without_servers import leave_out_servers, run_here
 from tests.runs.forked import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500), pytest.mark.usefixtures("shared_prefect")]
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
 
 PARALLEL = """
 tune:

@@ -12,7 +12,7 @@ from penstock.tasks.records.ledger import run_leases
 from tests.drills.project import make_project
 from tests.runs.forked import Command
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.drill
 
 
 def test_a_run_that_lost_its_lease_while_it_trained_ends_as_that_and_saves_nothing(tmp_path: Path, prefect_url: str) -> None:

@@ -14,7 +14,7 @@ from tests.drills.machines import HEAD, WAIT_S, Project, Site
 from tests.drills.project import DAY
 from tests.runs.servers import eventually
 
-pytestmark = [pytest.mark.drill, pytest.mark.s3, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.drill, pytest.mark.s3]
 
 SPARE = bool(DAY % 2)
 """Whether a machine is free when one loses power."""

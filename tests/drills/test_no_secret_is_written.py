@@ -18,7 +18,7 @@ from tests.drills.project import make_project
 from tests.runs.forked import Command
 from tests.runs.servers import free_port, script_environment, serving
 
-pytestmark = [pytest.mark.drill, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.drill, pytest.mark.slow]
 
 IN_ADDRESS = "canary-in-address"
 VARIABLES = {

@@ -36,7 +36,7 @@ from tests.drills.without_servers import leave_out_servers, run_here
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.drill
 
 STORE_STRIDE, SOURCE_STRIDE, TRACKER_STRIDE, SCORE_STRIDE, CLEAN_STRIDE = 29, 7, 17, 5, 11
 """Every so many calls are tried, the day decides which: all of them, which 1 does, take 20 minutes and more. In twice the

@@ -23,7 +23,7 @@ from tests.runs.forked import Command
 from tests.runs.servers import eventually
 from tests.shared import make_lone
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.drill
 
 SLOW = {"DRILL_PAUSE_S": "0.05"}
 

@@ -17,7 +17,7 @@ from penstock.storage import Storage
 from tests.drills.machines import HEAD, WAIT_S, Project, Site
 from tests.drills.project import Command
 
-pytestmark = [pytest.mark.drill, pytest.mark.s3, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.drill, pytest.mark.s3]
 
 SCORED_FILES = 100
 

@@ -58,7 +58,6 @@ def cannot_be_two_machines() -> str:
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.drill,
-    pytest.mark.timeout(1200),
     pytest.mark.usefixtures("shared_prefect"),
     pytest.mark.skipif(bool(cannot_be_two_machines()), reason=cannot_be_two_machines()),
 ]

@@ -42,7 +42,7 @@ print(json.dumps([result["status"], sorted(weights), sorted((each["rank"], each[
 def test_quickstart_of_a_script_gives_reports_and_weights(tmp_path: Path) -> None:
     source = (HERE / "ingest_programs.py").read_text().partition("\ndef keep(")[0].partition('"""\n')[2]
     (tmp_path / "script.py").write_text(SCRIPT.format(functions=source))
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     status, weights, seen = json.loads(done.stdout.splitlines()[-1])
     assert (status, weights) == ("done", ["0.bias", "0.weight"])

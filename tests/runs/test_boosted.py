@@ -60,7 +60,6 @@ def test_trees_of_classes_that_a_sample_lacks_pass_check(tmp_path: Path) -> None
 
 
 @pytest.mark.drill
-@pytest.mark.timeout(1200)
 def test_the_tumours_are_told_apart_by_trees_and_a_killed_worker_and_driver_change_none(tmp_path: Path) -> None:
     """On two workers each. LightGBM loses one and goes on; XGBoost loses one and the command, and a second command goes on."""
     settings = {

@@ -13,7 +13,7 @@ from tests.drills.project import make_project
 from tests.runs.forked import Command
 from tests.runs.killed import kill_worker_and_command
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.drill
 
 STEPS = 360
 FIRST_WINDOW_STEPS = 125

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 
 @pytest.mark.drill
-@pytest.mark.timeout(1200)
 def test_the_tumours_are_told_apart_by_a_lightning_module_and_a_killed_worker_and_driver_change_no_bit(tmp_path: Path) -> None:
     settings = [
         "train.workers=2",

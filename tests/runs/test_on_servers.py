@@ -31,7 +31,7 @@ from tests.runs.servers import free_port, script_environment, serving
 from tests.servers.swift import store_client
 from tests.shared import CALM_EPOCHS, CALM_FILES
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.drill
 
 
 NOTES_WHERE_IT_RUNS = """\

@@ -14,7 +14,7 @@ import pytest
 
 from tests.runs.forked import Command
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.drill
 
 FILES, ROWS = 8, 60
 

@@ -13,7 +13,7 @@ from penstock.training.registry.load import load_model
 from tests.runs.forked import Command
 from tests.runs.nights import make_nights
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.drill
 
 POLICY = """\
 evaluate:
