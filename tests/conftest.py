@@ -81,32 +81,32 @@ def pytest_collection_finish() -> None:
 
 
 _SECONDS = {
-    "tests/drills/test_machines.py": 570,
+    "tests/drills/test_machines.py": 410,
     "tests/runs/test_end_to_end.py": 270,
-    "tests/runs/test_deploy.py": 570,  # beside the file above it waits for nothing, as those that need `calm` would
-    "tests/runs/test_on_servers.py": 480,
-    "tests/runs/test_python_page.py": 380,
-    "tests/runs/test_boosted.py": 290,
-    "tests/drills/test_prefect_away.py": 300,
-    "tests/runs/test_ray_loop.py": 300,
-    "tests/runs/test_templates.py": 270,
-    "tests/drills/test_no_secret_is_written.py": 240,
-    "tests/drills/test_unshared_storage.py": 200,
-    "tests/training/on_ray/test_trainer.py": 220,
-    "tests/runs/test_overlap.py": 210,
-    "tests/runs/test_examples.py": 200,
-    "tests/runs/test_caches.py": 200,
-    "tests/flows/servers/test_prefect_server.py": 170,
-    "tests/drills/test_nth_call.py": 170,
+    "tests/runs/test_deploy.py": 390,  # beside the file above it waits for nothing, as those that need `calm` would
+    "tests/runs/test_on_servers.py": 370,
+    "tests/runs/test_python_page.py": 230,
+    "tests/runs/test_boosted.py": 200,
+    "tests/drills/test_prefect_away.py": 280,
+    "tests/runs/test_ray_loop.py": 180,
+    "tests/runs/test_templates.py": 150,
+    "tests/drills/test_no_secret_is_written.py": 210,
+    "tests/drills/test_unshared_storage.py": 210,
+    "tests/training/on_ray/test_trainer.py": 150,
+    "tests/runs/test_overlap.py": 160,
+    "tests/runs/test_examples.py": 120,
+    "tests/runs/test_caches.py": 210,
+    "tests/flows/servers/test_prefect_server.py": 150,
+    "tests/drills/test_nth_call.py": 160,
     "tests/drills/test_killed_sweep.py": 160,
-    "tests/runs/test_extensions.py": 160,
-    "tests/guides/test_whole_runs.py": 160,
-    "tests/runs/test_lightning.py": 160,
+    "tests/runs/test_extensions.py": 230,
+    "tests/guides/test_whole_runs.py": 150,
+    "tests/runs/test_lightning.py": 110,
     "tests/flows/servers/test_ray_local.py": 150,
     "tests/ingest/materialize/test_peak_memory.py": 150,
-    "tests/drills/test_score_on_machines.py": 190,  # there are machines for one file at a time
-    "tests/runs/test_on_lists.py": 140,
-    "tests/test_border.py": 130,
+    "tests/drills/test_score_on_machines.py": 150,  # there are machines for one file at a time
+    "tests/runs/test_on_lists.py": 110,
+    "tests/test_border.py": 160,
     "tests/runs/test_promote.py": 110,
     "tests/drills/test_kill_anywhere.py": 100,
     "tests/training/loop/test_loop.py": 90,
@@ -114,7 +114,7 @@ _SECONDS = {
     "tests/drills/test_nightly_retention.py": 80,
 }
 """Files that take minutes, in the order in which they begin: begun last, one of them would keep one process busy while the
-others have nothing to do. The seconds are those of their drills, on two cores beside three other files."""
+others have nothing to do. The seconds are those of their drills, on two idle cores beside three other files."""
 
 _OTHER_S = 30
 """Of the drills of any other file."""

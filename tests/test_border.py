@@ -163,6 +163,7 @@ def test_every_place_that_the_core_names_is_there() -> None:
         assert re.search(defined, Path(spec.origin).read_text(), re.MULTILINE), f"{module}:{attribute}"
 
 
+@pytest.mark.drill
 def test_core_alone_imports_and_passes_quick_tests(core: Path) -> None:
     importer = Importer(core)
     importer.check([*PLUGINS], *QUICK)

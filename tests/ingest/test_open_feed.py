@@ -382,6 +382,7 @@ print(json.dumps([rows, [p.sum().item() for p in model.parameters()]]))
 """
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_the_example_for_ddp_shares_every_row_out_once(dataset: str) -> None:
     code = example("With torch DDP")

@@ -34,6 +34,7 @@ train: {framework: xgboost, epochs: 2, start_from: model.ubj}
 """
 
 
+@pytest.mark.drill
 def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "boosted")[0]
     page = (ROOT / "docs" / "boosted.md").read_text(encoding="utf-8")

@@ -244,6 +244,7 @@ def test_a_pool_of_another_type_is_refused(operator: Operator, tmp_path: Path, m
         assert refused.value.exit_code == 3
 
 
+@pytest.mark.drill
 def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator, deployed: dict[str, Any]) -> None:
     file = str(ROOT / "deployments" / "prefect.yaml")
     operator.perform("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file, PENSTOCK_PIPELINE=str(operator.file))
@@ -261,6 +262,7 @@ def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator,
     assert theirs.job_variables["stream_output"] is False
 
 
+@pytest.mark.drill
 def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> None:
     for _ in range(2):
         operator.perform("python", str(ROOT / "deployments" / "automations.py"), "--heartbeat-s", "180")
@@ -319,6 +321,7 @@ def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first
     assert operator.written("signs in with ***") and not operator.written(CANARY)
 
 
+@pytest.mark.drill
 def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[str, Any], first: FlowRun) -> None:
     second = operator.end_of(operator.trigger(UUID(deployed["id"])))
     assert second.state is not None

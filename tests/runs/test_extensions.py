@@ -118,6 +118,7 @@ def parts_project(folder: Path) -> Path:
     return folder / "pipeline.yaml"
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused(
     tmp_path: Path, means: Path, tmp_path_factory: pytest.TempPathFactory

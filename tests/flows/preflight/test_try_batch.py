@@ -194,6 +194,7 @@ def test_recipe_that_fails_or_cannot_resume_is_refused(tmp_path: Path, method: s
         try_one_batch(project(tmp_path, "\n" + method))
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_trees_of_a_sweep_are_tried_before_it(tmp_path: Path, name: str) -> None:
     file = make_project(tmp_path / "p", files=2)

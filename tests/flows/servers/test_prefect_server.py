@@ -82,6 +82,7 @@ def wait_for_end(pid: int) -> None:
         os.close(handle)
 
 
+@pytest.mark.drill
 def test_settings_of_a_team_and_a_proxy_are_not_the_servers(tmp_path: Path) -> None:
     state, team = tmp_path / "what?x=1", tmp_path / "team.db"
     state.mkdir()

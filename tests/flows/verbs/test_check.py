@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,7 +13,6 @@ from penstock.errors import ServiceError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.check import check_pipeline
 from penstock.flows.verbs.init import create_project
-from tests.runs.servers import free_port
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -25,12 +25,14 @@ class Healthy(BaseHTTPRequestHandler):
 
 def test_check_names_the_server_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, said = load_spec(create_project(tmp_path / "p", "tabular")[0]), list[str]()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # it refuses connections, and no other program can take its port meanwhile
+        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
         Thread(target=server.serve_forever, daemon=True).start()
         for name, wrong, right in (
-            ("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api", f"http://127.0.0.1:{server.server_port}/api"),
-            ("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{server.server_port}"),
-            ("RAY_ADDRESS", f"127.0.0.1:{free_port()}", ""),
+            ("PREFECT_API_URL", f"http://{nobody}/api", f"http://127.0.0.1:{server.server_port}/api"),
+            ("MLFLOW_TRACKING_URI", f"http://{nobody}", f"http://127.0.0.1:{server.server_port}"),
+            ("RAY_ADDRESS", nobody, ""),
         ):
             monkeypatch.setenv(name, wrong)
             said.clear()

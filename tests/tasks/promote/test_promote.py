@@ -166,6 +166,7 @@ class Killed(BaseException):
     """What no handler of errors sees."""
 
 
+@pytest.mark.drill
 def test_killed_rollback_is_completed_by_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
@@ -312,6 +313,7 @@ class House:
         return MLFLOW.aliases(self.uri, "line")["live"]
 
 
+@pytest.mark.drill
 def test_regression_alias_moves_for_smaller_error_above_floors(tmp_path: Path) -> None:
     house = House(tmp_path)
     assert house.promote(house.version(1.0)).moved and house.holder() == "1"
@@ -353,6 +355,7 @@ def test_reported_value_moves_alias_on_equal_held_out_rows_only(tmp_path: Path) 
     assert house.promote(versions[4], reported={"score": 0.99}, **by_score, otherwise="move").moved and house.holder() == "5"
 
 
+@pytest.mark.drill
 def test_new_holder_during_comparison_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))

@@ -179,6 +179,7 @@ def test_unneeded_processes_stay_off_failing_listener_stops_nothing(tmp_path: Pa
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
 
+@pytest.mark.drill
 def test_stopped_rank_is_named_and_all_restart(tmp_path: Path) -> None:
     done = tmp_path / "done"
     watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGSTOP), done=done)

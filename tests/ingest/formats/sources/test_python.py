@@ -141,6 +141,7 @@ def test_shapes_and_types_come_out_as_they_went_in(tmp_path: Path) -> None:
     keep_object(times, storage, "train")
 
 
+@pytest.mark.drill
 def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:
     """In a process of its own: the one of the tests may hold a Ray that other tests share."""
     source = "import ray\ndef rows():\n ray.init('local', num_cpus=1, include_dashboard=False)\n return ray.data.range(1000)\n"
