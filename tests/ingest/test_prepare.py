@@ -239,11 +239,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from penstock.ingest.prepare import PrepareSpec
-from penstock.ingest.ray_tasks import ray_map
+from penstock.ingest.ray_tasks import ray_map, ray_task
 
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "labels": {"pool": "gpu"}})
-    cluster.add_node(num_cpus=2, labels={"pool": "cpu"}, resources={"prepares": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 9, "labels": {"pool": "gpu"}})
+    cluster.add_node(num_cpus=9, labels={"pool": "cpu"}, resources={"prepares": 1})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     names = {node["NodeID"]: node["Labels"]["pool"] for node in ray.nodes()}
 
@@ -257,11 +257,17 @@ if __name__ == "__main__":
     for section in chosen:
         ran = ray_map(here, range(6), where=PrepareSpec.model_validate(section))
         print({names[node] for node in ran})
+
+    def here_once(item):
+        yield here(item)
+
+    begun = [ray_task(ray.put(here_once), item) for item in range(4)]
+    print(*sorted(names[node] for rows, _end in begun for node in ray.get(rows)))
 """
 
 
 @pytest.mark.drill
-def test_labels_choose_between_two_nodes(tmp_path: Path) -> None:
+def test_labels_choose_between_two_nodes_and_tasks_spread(tmp_path: Path) -> None:
     script = tmp_path / "two_nodes.py"
     script.write_text(TWO_NODES)
     ran = subprocess.run(
@@ -272,4 +278,5 @@ def test_labels_choose_between_two_nodes(tmp_path: Path) -> None:
         text=True,
         timeout=300,
     )
-    assert ran.stdout.split("\n")[:4] == ["{'cpu'}", "{'gpu'}", "{'gpu'}", "{'cpu'}"], ran.stderr
+    # Four small tasks have room on the first node, where Ray puts them unless they are to spread.
+    assert ran.stdout.splitlines() == ["{'cpu'}", "{'gpu'}", "{'gpu'}", "{'cpu'}", "cpu cpu gpu gpu"], ran.stderr
