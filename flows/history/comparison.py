@@ -34,7 +34,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
     """Return what `penstock compare --json` prints: how `second` differs from `first`.
 
     Raises:
-        SpecError: there is no such run, or both names mean the same run.
+        SpecError: no run has the name, or both names mean the same run.
     """
     names = RunNames(file)
     before, after = (names.find(name, lambda run: bool(run.result.get("metrics"))) for name in (first, second))

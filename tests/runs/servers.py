@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
                 found.append(port)
             if len(found) == count:
                 return found
-    raise AssertionError("there is no free port between 20000 and 32767")
+    raise AssertionError("found no free port between 20000 and 32767")
 
 
 def script_environment(state: Path) -> dict[str, str]:

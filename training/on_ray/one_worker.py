@@ -105,7 +105,7 @@ def _has_started(parts: Any, watcher: Watcher, name: str, show: Callable[[str], 
 
 def _cancel(parts: Any) -> None:
     """Cancel work that may have begun meanwhile, and take the error of its end, which Ray would print as unhandled."""
-    ray.cancel(parts, force=True)  # a forked process does not hear the other way
+    ray.cancel(parts, force=True)  # a forked process does not react to the gentle way
     with suppress(RayError, StopIteration):
         while ray.wait([parts], timeout=_CANCEL_S)[0]:
             ray.get(next(parts))
