@@ -148,7 +148,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             last = trainer.should_stop or trainer.current_epoch + 1 >= spec.epochs or trainer.global_step == trainer.max_steps
-            save = self._plan.due_at_epochs_end(last=last)
+            save = self._plan.due_at_epochs_end(trainer.global_step, last=last)
             progress = trainer.fit_loop.epoch_progress
             ended = int(trainer.is_last_batch)  # max_steps may end training inside an epoch, which then continues
             for counts in (progress.total, progress.current):

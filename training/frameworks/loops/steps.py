@@ -122,17 +122,19 @@ class SavePlan:
 
     def due_in_epoch(self, step: int) -> bool:
         """Whether to save after a step that does not end an epoch."""
-        checkpoint = self._spec.checkpoint
-        over = checkpoint.every_s is not None and time.monotonic() - self._saved_s >= checkpoint.every_s
-        candidate = checkpoint.best is not None and self.validates(step)
-        planned = _is_every(checkpoint.every_steps, step)
-        return bool(self._group.from_first(planned or candidate or over or self._session.stop_wanted))
+        candidate = self._spec.checkpoint.best is not None and self.validates(step)
+        return bool(self._group.from_first(candidate or self._due(step)))
 
-    def due_at_epochs_end(self, *, last: bool) -> bool:
-        """Whether to save at the end of an epoch, the `last` one of training or not."""
+    def due_at_epochs_end(self, step: int, *, last: bool) -> bool:
+        """Whether to save after the step that ends an epoch, the `last` one of training or not."""
         checkpoint = self._spec.checkpoint
         wanted = checkpoint.every_epoch or checkpoint.best is not None or last
-        return bool(self._group.from_first(wanted or self._session.stop_wanted))
+        return bool(self._group.from_first(wanted or self._due(step)))
+
+    def _due(self, step: int) -> bool:
+        every_s, planned = self._spec.checkpoint.every_s, _is_every(self._spec.checkpoint.every_steps, step)
+        over = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return planned or over or self._session.stop_wanted
 
     def saved(self) -> None:
         """Restart `every_s` after a save."""
@@ -219,7 +221,7 @@ def learn_batches(
         if step == before:  # else an endless loop
             raise DataError(f"the train feed gave no batch at step {step:,}")
         values |= validate()
-        report(save=plan.due_at_epochs_end(last=step >= last))
+        report(save=plan.due_at_epochs_end(step, last=step >= last))
 
 
 @contextmanager

@@ -159,7 +159,7 @@ class _Saving(transformers.TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Validate, and save if a save is due."""
         self._measure(True)
-        control.should_save = self._plan.due_at_epochs_end(last=state.global_step >= state.max_steps)
+        control.should_save = self._plan.due_at_epochs_end(state.global_step, last=state.global_step >= state.max_steps)
         if not control.should_save:
             self._report()
 

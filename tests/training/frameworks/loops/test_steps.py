@@ -93,6 +93,13 @@ def test_killed_model_continues_to_the_same_weights(tmp_path: Path) -> None:
     assert [point.step for point in points if "val/loss" in point.values] == [4, 7, 8, 12, 14]
 
 
+@pytest.mark.parametrize("given", [{"every_steps": 7, "every_s": None}, {"every_s": 1e-9}])
+def test_save_due_at_the_end_of_an_epoch_is_made(tmp_path: Path, given: dict[str, Any]) -> None:
+    run(tmp_path, "saves", checkpoint={"every_epoch": False, "keep": 99, **given})
+    steps = [each.manifest.step for each in job_checkpoints(make_job(tmp_path, run="saves")).committed()]
+    assert {7, 14} <= {*steps}
+
+
 def test_nan_loss_stops_training(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the training loss is nan at step 2"):
         run(tmp_path, "stops", params={"nan": 2})
