@@ -17,11 +17,12 @@ __all__ = ["DIGEST_BYTES", "arrays_digest", "bytes_digest", "canonical_json", "d
 _READ_BYTES = 1 << 18
 DIGEST_BYTES = 16
 """128 bits: collisions by accident are out of reach, and a name still fits on a line."""
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)  # `json.dumps` makes one a call
 
 
 def canonical_json(value: Any) -> str:
     """Serialise JSON-able `value` so that equal values give equal text in every process."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
+    return _CANONICAL.encode(value)
 
 
 def digest_of(value: Any) -> str:

@@ -91,7 +91,8 @@ def _redact_text(text: str, secrets: set[str]) -> str:
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _AWS_KEY_ID.sub(HIDDEN, text)
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
-    text = _PARAMETER.sub(rf"\1={HIDDEN}", text)
+    if "=" in text or "%3" in text:  # the other patterns together take half of this one's time
+        text = _PARAMETER.sub(rf"\1={HIDDEN}", text)
     return _LOGIN.sub(rf"\1 {HIDDEN}", text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -144,12 +144,12 @@ class RunContext:
         """Return the output of an earlier stage of this attempt."""
         return self.outcomes[stage].output
 
-    @property
+    @cached_property
     def snapshot(self) -> SourceSnapshot:
         """Output of `read`, with the files' present addresses: the folder may have been copied or moved since."""
         found = SourceSnapshot.model_validate(self.output("read"))
         here = {(file.location, file.name): file.uri for file in self.project.files}
-        files = (file.with_facts(uri=here[file.location, file.name]) for file in found.files)
+        files = (f if (uri := here[f.location, f.name]) == f.uri else f.with_facts(uri=uri) for f in found.files)
         return found.model_copy(update={"files": tuple(files)})
 
     @property

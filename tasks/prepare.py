@@ -5,6 +5,7 @@ Prepared rows are an immutable cached dataset, in Ray's object store, or only co
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 from typing import Any
@@ -18,14 +19,14 @@ from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
-from penstock.ingest.materialize.profile import Profile
+from penstock.ingest.materialize.profile import MAX_FILES, Profile
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.read.inspection import is_much
-from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.read.strata import with_strata
 from penstock.ingest.schema import SPLITS
 from penstock.messages import counted, in_yaml
@@ -60,15 +61,14 @@ def _read(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 
 def _read_facts(output: dict[str, Any]) -> Facts:
-    snapshot = SourceSnapshot.model_validate(output)
-    size = sum(file.size_bytes for file in snapshot.files)
-    versions = sorted({file.state.replace("-", " ", 1) for file in snapshot.files if file.state})
+    files = output["files"]  # columns of their fields (`as_columns`): there may be millions
+    versions = sorted({state.replace("-", " ", 1) for state in files.get("state", ()) if state})
     return (
-        *((snapshot.format, version) for version in versions),
-        ("rows", f"{snapshot.rows:,}"),
-        ("files", f"{len(snapshot.files):,}"),
-        ("size", f"{size / 1e6:,.1f} MB"),
-        ("columns", ", ".join(f"{column.name}: {column.type}" for column in snapshot.columns)),
+        *((output["format"], version) for version in versions),
+        ("rows", f"{sum(rows or 0 for rows in files.get('rows', ())):,}"),
+        ("files", f"{len(files['name']):,}"),
+        ("size", f"{sum(files['size_bytes']) / 1e6:,.1f} MB"),
+        ("columns", ", ".join(f"{column['name']}: {column['type']}" for column in output["columns"])),
     )
 
 
@@ -274,7 +274,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
     tracker.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
     tracker.log_json("manifest.json", output)
-    tracker.log_json("data/files.json", data.files)
+    indent = 1 if len(ctx.snapshot.files) <= MAX_FILES else None
+    tracker.log_text("data/files.json", json.dumps(data.files, indent=indent, ensure_ascii=False))  # redacted once, as text
     tracker.log_json("data/profile.json", data.profile.model_dump(mode="json"))
     tracker.log_json("data/fitted.json", ctx.fitted.model_dump(mode="json", exclude_none=True))
     if spec.invalid == "drop":

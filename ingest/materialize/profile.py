@@ -22,7 +22,7 @@ from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.tallies import Tally
 from penstock.ingest.schema import Split
 
-__all__ = ["ColumnProfile", "FileProfile", "Profile", "Profiler", "merged"]
+__all__ = ["MAX_FILES", "ColumnProfile", "FileProfile", "Profile", "Profiler", "merged"]
 
 MAX_FILES = 10_000
 """A profile of more files (images) does not list them."""

@@ -66,6 +66,7 @@ def requests_error() -> Exception:
         "https://b.s3.amazonaws.com/k?X-Amz-Signature=canary&X-Amz-Security-Token=canary",
         "postgresql://host/db?user=alice&password=canary",
         "mssql+pyodbc:///?odbc_connect=DRIVER%3DSQL%3BUID%3Dalice%3BPWD%3Dcanary%3BDATABASE%3Dshop",
+        "DRIVER%3dSQL%3bPWD%3dcanary",
         "host=db user=alice password=canary dbname=shop",
         "AccountName=shop;AccountKey=canary0123==;EndpointSuffix=core.windows.net",
         "host=db password='canary' dbname=shop",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +16,22 @@ import yaml
 from penstock.errors import DataError
 from penstock.flows.preflight.cpus import cpus_needed, workers_refused
 from penstock.flows.spec_file import load_spec
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
-from penstock.tasks.prepare import MATERIALIZE
+from penstock.tasks import prepare as tasks_prepare
+from penstock.tasks.context import RunContext, StageOutcome
+from penstock.tasks.prepare import MATERIALIZE, READ
 from penstock.tasks.project import Project
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import VerifyContext
+from penstock.training.tracking.tracker import Tracker
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source
+from tests.ingest.reading import listed
 
 
 def project(tmp_path: Path, *overrides: str) -> Project:
@@ -200,3 +207,60 @@ def test_only_streams_need_cpus_beside_the_workers(tmp_path: Path) -> None:
     refusal = workers_refused(early, [{"CPU": 4.0}])
     assert refusal is not None and "need 5 CPUs" in refusal.message and "without overlap" in refusal.next_step
     assert workers_refused(early, [{"CPU": cpus_needed(early)}]) is None
+
+
+def test_files_of_reused_read_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source.of(tmp_path / "here", {f"train/{name}.parquet": pa.table({"x": [1.0, 2.0]}) for name in "abc"})
+    recorded = json.loads(json.dumps(source.snapshot().model_dump(mode="json")))
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    made: list[str] = []
+    real = SourceFile.unchecked.__func__  # type: ignore[attr-defined]
+    counted = classmethod(lambda cls, **fields: made.append(fields["uri"]) or real(cls, **fields))
+    for folder, times in ((source.folder, 1), (tmp_path / "there", 2)):
+        ctx = object.__new__(RunContext)
+        ctx.project = SimpleNamespace(files=listed(source.data, folder))  # type: ignore[assignment]
+        monkeypatch.setattr(SourceFile, "unchecked", counted)
+        ctx.outcomes = {"read": StageOutcome("read", "k", "reused", 0.0, recorded, READ.facts(recorded))}
+        assert [file.uri for file in ctx.snapshot.files] == [str(folder / f"train/{name}.parquet") for name in "abc"]
+        assert ctx.snapshot is ctx.snapshot
+        monkeypatch.undo()
+        assert len(made) == 3 * times  # those that have moved are copied with their new address
+        made.clear()
+
+
+def test_read_facts_count_files_and_name_versions() -> None:
+    files = {"name": ["a", "b"], "size_bytes": [10**6, 10**5], "rows": [3, 1000], "state": ["version-12", ""]}
+    facts = READ.facts({"format": "delta", "files": files, "columns": [{"name": "x", "type": "double"}]})
+    assert facts == (
+        ("delta", "version 12"),
+        ("rows", "1,003"),
+        ("files", "2"),
+        ("size", "1.1 MB"),
+        ("columns", "x: double"),
+    )
+
+
+@pytest.mark.parametrize(("most", "lines"), [(2, 12), (1, 1)])
+def test_tracked_files_hide_secrets_and_many_are_compact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, lines: int
+) -> None:
+    monkeypatch.setattr(tasks_prepare, "MAX_FILES", most)
+    rows = pa.table({"x": [1.0, 2.0]})
+    source = Source.of(tmp_path, {f"train/sig={name}/a.parquet": rows for name in ("canary", "bird")}, [{"drop": ["sig"]}])
+    sent: dict[str, bytes] = {}
+    tracker: Any = SimpleNamespace(log_figure=sent.__setitem__, log_dataset=lambda *_, **__: None, set_tags=lambda tags: None)
+    tracker.log_text, tracker.log_json = partial(Tracker.log_text, tracker), partial(Tracker.log_json, tracker)
+    manifest = source.materialize()
+    ctx: Any = SimpleNamespace(
+        project=SimpleNamespace(spec=SimpleNamespace(data=source.data)),
+        run=SimpleNamespace(pipeline="p"),
+        ledger=Ledger(source.storage),
+        fitted=source.fit(),
+        snapshot=source.snapshot(),
+        storage=source.storage,
+        tracker=tracker,
+    )
+    MATERIALIZE.publish(ctx, manifest.model_dump(mode="json"))
+    text = sent["data/files.json"].decode()
+    assert "canary" not in text and "sig=***" in text
+    assert len(text.splitlines()) == lines
