@@ -48,12 +48,17 @@ def export(
     return {f"{name}.png": figure_png(figure) for name, figure in drawn.items()}, tables
 
 
+def _label(name: str) -> str:
+    """Shorten a name, and quote dollars: matplotlib sets text between two of them as a formula, and raises if it is none."""
+    return name[:_MOST_LETTERS].replace("$", r"\$")
+
+
 def _draw_importance(shares: Mapping[str, float]) -> Figure:
     """Draw how much each column counts for the predictions, as shares of 1 by name; the largest come first."""
     shown = list(shares.items())[:MOST_COLUMNS][::-1]
     figure = Figure(figsize=(6.2, 1.6 + 0.22 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh([name[:_MOST_LETTERS] for name, _ in shown], [share for _, share in shown])
+    axes.barh([_label(name) for name, _ in shown], [share for _, share in shown])
     axes.set_title(f"Feature importance: {len(shown)} of {len(shares)} columns")
     return figure
 
@@ -87,7 +92,7 @@ def draw_figures(schema: FeedSchema, answers: Columns, split: str) -> dict[str, 
     drawn = {"calibration": _draw(CalibrationDisplay, right, confidence, split, pos_label=True, n_bins=15, name="confidence")}
     drawn["calibration"].axes[0].set(xlabel="confidence of the predicted class", ylabel="share of rows that are right")
     if schema.num_classes <= MAX_MATRIX_CLASSES:
-        names = [name[:_MOST_LETTERS] for name in schema.classes or map(str, range(schema.num_classes))]
+        names = [_label(name) for name in schema.classes or map(str, range(schema.num_classes))]
         drawn["confusion_matrix"] = _draw(
             ConfusionMatrixDisplay,
             target,

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.evaluation.evaluate import Answers, answers_of
-from penstock.training.exporters.figures import draw_figures, figure_png
+from penstock.training.exporters.figures import draw_figures, export, figure_png
 
 
 def picture(png: bytes) -> tuple[int, int]:
@@ -60,6 +60,14 @@ def test_curves_are_those_of_scikit_learn() -> None:
     assert points[0] == pytest.approx(np.stack(rates[:2], axis=1)) and points[1] == pytest.approx(
         np.stack([recall, precision], 1)
     )
+
+
+def test_names_with_dollars_are_no_formulas() -> None:
+    schema = of_classes(2).model_copy(update={"classes": ("$_$", "$x^2^3$")})
+    target = torch.tensor([0, 1, 1])
+    answers = judged(schema, 9 * torch.nn.functional.one_hot(target, 2).float(), target)
+    drawn, _ = export(schema, {"test": answers}, {"$_$": 1.0})
+    assert all(picture(drawn[name]) for name in ("test-confusion_matrix.png", "feature_importance.png"))
 
 
 def test_regression_gets_its_own_figures() -> None:
