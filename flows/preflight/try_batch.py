@@ -247,9 +247,12 @@ def _try_framework(
         tried = on_one_worker(train, "the first batch", there, report)
     else:
         tried = there()
-    if for_sweep and tried.logged is not None and not project.callbacks:  # a callback may chart values, too
+    # A callback of the user's or of a package may chart values, too: then the first validation shows them.
+    if for_sweep and tried.logged is not None and not any(each.code or each.origin for each in project.callbacks):
+        names = [name for one in measured.makers for name in ([one, f"{one}_*"] if measured.raw else [one])]
         for section in added_sections(project.spec):
-            section.check_metrics(["val/loss", *(f"val/{name}" for name in measured.makers), *tried.logged])
+            if (error := section.unmeasured(["val/loss", *(f"val/{name}" for name in names), *tried.logged])) is not None:
+                raise error
     columns = {c.name: c.type_text for c in schema.columns}
     begins = {"begins_with": _begins_with(start, tried)} if (start := project.start_from) is not None else {}
     found = tried.model_dump(exclude={"weights", "logged"})

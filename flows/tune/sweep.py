@@ -7,10 +7,11 @@ process that dies on any line leaves what the next command needs to go on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.errors import SpecError
 from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.tune.summary import short
 from penstock.machine.stopping import StopRequest
@@ -34,6 +35,7 @@ class Sweep:
         live: number -> how a trial that is trained now is stopped.
         prepared: the key of a `shuffle` -> a context with the outcomes up to it.
         preparing: held while rows are prepared, so that no two trials prepare the same.
+        unmeasured: the error that ends the sweep, once a trial has shown that none measures the metric.
     """
 
     loaded: LoadedSpec
@@ -43,6 +45,7 @@ class Sweep:
     live: dict[int, StopRequest] = field(default_factory=dict)
     prepared: dict[str, RunContext] = field(default_factory=dict)
     preparing: threading.Lock = field(default_factory=threading.Lock)
+    unmeasured: SpecError | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.trials = load_trials(self.ctx.storage, self.ctx.run.run)
@@ -83,6 +86,11 @@ class Sweep:
                 trial, value = self.trials[number - 1], point.values.get(self.tune.metric)
                 if trial.note:  # it is being stopped: how far it comes until then is nondeterministic
                     return
+                if value is None and "val/loss" in point.values and self.loaded.spec.train.loop is None:
+                    self.lacks_metric(point.values)
+                if self.unmeasured is not None:
+                    self.live[number].stop.set()
+                    return
                 if value is None or (trial.reports and point.step <= trial.reports[-1].step):
                     continue
                 reports = [*trial.reports, Report(step=point.step, value=value)]
@@ -90,6 +98,14 @@ class Sweep:
                 self.update(number, reports=reports, note=self._why(reports) if ends else "")
                 if ends:
                     self.live[number].stop.set()
+
+    def lacks_metric(self, measured: Iterable[str]) -> SpecError | None:
+        """Return the error if a trial measured these without the metric; it ends the sweep if no trial has measured that."""
+        loop = self.loaded.spec.train.loop is not None  # whose names need not begin with val/
+        error = self.tune.unmeasured([name for name in sorted(measured) if loop or name.startswith("val/")])
+        if not any(trial.reports or trial.state == "done" for trial in self.trials):
+            self.unmeasured = error
+        return error
 
     def end_early(self, number: int) -> Trial:
         """Record that a trial has ended early, with what it had reported when that was decided."""

@@ -140,11 +140,8 @@ def _finished_before(sweep: Sweep, project: Project, keys: dict[str, StageKey]) 
 def _done(sweep: Sweep, run: Run, output: dict[str, Any]) -> dict[str, Any]:
     """Return what the record of a trial says of its end."""
     outcome, metric = TrainOutcome.model_validate(output), sweep.tune.metric
-    if metric not in outcome.metrics:
-        raise TrainingError(
-            f"tune.metric {metric!r} is not among the metrics of the trained model: {', '.join(sorted(outcome.metrics))}",
-            next_step="set tune.metric to one of them whose name starts with val/",
-        )
+    if (error := sweep.lacks_metric(outcome.metrics)) is not None:
+        raise error
     return {
         "state": "done",
         "run": run.run,
@@ -159,6 +156,9 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
     if lost is not None:  # the records are another process's now
         ctx.tracker.close(None)
         raise lost from error
+    if sweep.unmeasured is not None:
+        close_attempt(ctx, "failed", sweep.unmeasured)
+        raise sweep.unmeasured from error
     stopped = stop_behind(error)
     if isinstance(stopped, Interrupted) and sweep.trials[trial.number - 1].note:
         return _stopped_early(sweep, trial, ctx)

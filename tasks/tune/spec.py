@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from penstock.config import OnResume, PluginSection, Section
 from penstock.errors import SpecError
+from penstock.messages import did_you_mean
 from penstock.training.spec import mode_problem
 
 __all__ = ["Dimension", "TuneSpec"]
@@ -113,12 +115,14 @@ class TuneSpec(PluginSection):
             found.append(("tune.mode", problem))
         return found
 
-    def check_metrics(self, measured: Sequence[str]) -> None:
-        """Raise SpecError before a sweep trains trials whose metric is missing."""
-        if self.metric not in measured:
-            raise SpecError(
-                f"tune.metric is {self.metric!r}, which validation does not measure", next_step=f"choose one of {[*measured]}"
-            )
+    def unmeasured(self, measured: Sequence[str]) -> SpecError | None:
+        """Return the error that ends a sweep whose trials do not measure its metric."""
+        if any(fnmatchcase(self.metric, name) for name in measured):
+            return None
+        return SpecError(
+            f"tune.metric is {self.metric!r}, which validation does not measure{did_you_mean(self.metric, measured)}",
+            next_step=f"choose one of {', '.join(measured)}" if measured else "report it with a checkpoint",
+        )
 
     @property
     def limit(self) -> int:

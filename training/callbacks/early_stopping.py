@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from penstock.errors import SpecError, TrainingError
+from penstock.messages import did_you_mean
 from penstock.training.callbacks.callback import Training
 from penstock.training.spec import mode_problem
 
@@ -60,8 +61,9 @@ class EarlyStopping:
         """
         if self.metric not in metrics:
             raise TrainingError(
-                f"train.callbacks: early_stopping watches {self.metric!r}, which validation does not measure",
-                next_step=f"choose one of {sorted(metrics)}",
+                f"train.callbacks: early_stopping watches {self.metric!r}, which validation does not measure"
+                + did_you_mean(self.metric, metrics),
+                next_step=f"choose one of {', '.join(sorted(metrics))}",
             )
         value = self._sign * metrics[self.metric]
         if self._best is None or value < self._best - self._min_delta or not math.isfinite(self._best):

@@ -262,7 +262,7 @@ def make_metrics(
         raise SpecError(
             f"{asked_by} cannot be measured",
             problems=problems,
-            next_step=f"choose from {[*(['loss'] if asked_by == 'evaluate.metrics' else []), *_fitting(kind)]}",
+            next_step=f"choose from {', '.join([*(['loss'] if asked_by == 'evaluate.metrics' else []), *_fitting(kind)])}",
         )
     one = schema.num_classes if kind == "classification" else math.prod(schema[schema.label].shape) if schema.label else 0
     makers = {name: partial(_OF_KIND[kind][name], one or 0) for name in wanted}
@@ -283,10 +283,10 @@ def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predict
         return usual
     if not usual.raw and name in _fitting(label_kind(schema)):
         return make_metrics([*usual.makers, name], schema, model)
-    own = usual.makers if usual.raw else _fitting(label_kind(schema))
+    known = [f"val/{each}" for each in ("loss", *(usual.makers if usual.raw else _fitting(label_kind(schema))))]
     raise SpecError(
-        f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
-        next_step=f"choose one of {[f'val/{known}' for known in ('loss', *own)]}",
+        f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure{did_you_mean(best.metric, known)}",
+        next_step=f"choose one of {', '.join(known)}",
     )
 
 

@@ -225,12 +225,15 @@ def test_sweep_metric_must_be_measured(tmp_path: Path) -> None:
 
     with pytest.raises(SpecError, match=r"tune\.metric is 'val/auroc', which validation does not measure") as caught:
         tried("val/auroc")
-    assert caught.value.next_step == "choose one of ['val/loss', 'val/accuracy', 'val/f1', 'val/kl']"
+    assert caught.value.next_step == "choose one of val/loss, val/accuracy, val/f1, val/kl"
+    with pytest.raises(SpecError, match=r"measure; did you mean 'val/accuracy'\?"):
+        tried("val/acuracy", "train.callbacks=[ema, early_stopping]")
     assert tried("val/auroc", for_sweep=False)["rows"] == 2, "a run ignores the section"
+    file.with_name("mine.py").write_text("class Mine:\n    def step(self, training):\n        pass\n")
     for metric, *more in (
         ["val/kl"],
         ["val/auroc", "train.checkpoint.best={metric: val/auroc, mode: max}"],
-        ["val/mine", "train.callbacks=[ema]"],
+        ["val/mine", "train.callbacks=[mine.py:Mine]"],
     ):
         assert tried(metric, *more)["rows"] == 2
     with file.with_name("model.py").open("a") as model:

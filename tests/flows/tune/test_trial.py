@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.errors import SpecError
 from penstock.flows.run.reporter import ConsoleReporter
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.tune.space import load_trial
@@ -110,6 +111,25 @@ def test_trial_stopped_at_its_last_step_stays_so_after_a_kill(tmp_path: Path, mo
     assert CheckpointStore(sweep.ctx.ledger.run_storage(begun.run)).committed(), "its training has come to the end"
     ended = perform_trial(again, again.trials[0], StopRequest())
     assert (ended.state, ended.value) == ("stopped", ended.reports[0].value)
+
+
+def test_first_validation_without_the_metric_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_servers(monkeypatch)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    file = make_project(tmp_path / "p", files=1, epochs=1)
+    file.write_text(file.read_text() + "tune: {metric: val/mine, space: {train.learning_rate: {range: [0.0, 1.0]}}}\n")
+    loaded = load_spec(file)
+    assert loaded.spec.tune is not None
+    sweep = Sweep(loaded, loaded.spec.tune, context_of(loaded, tmp_path))
+    begun = sweep.begin()
+    assert begun is not None and begun.run is not None
+    stopping = sweep.live[1] = StopRequest()
+    with pytest.raises(SpecError, match=r"tune\.metric is 'val/mine', which validation does not measure") as ended:
+        perform_trial(sweep, begun, StopRequest())
+    assert ended.value.next_step == "choose one of val/accuracy, val/f1, val/loss"
+    assert stopping.stop.is_set(), "at the first validation"
+    assert [attempt.status for attempt in sweep.ctx.ledger.attempts(begun.run)] == ["failed"]
+    assert sweep.trials[0].state == "running", "the next command finds the sweep as it was"
 
 
 def test_equal_rows_are_prepared_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_early_stopping_ends_resumed_run_at_the_same_step(tmp_path: Path) -> Non
         ),
         ("recipes.py:Keeps", "the state of the recipe's callbacks"),
         ({"early_stopping": {"metric": "val/none"}}, "watches 'val/none', which validation does not measure"),
+        ({"early_stopping": {"metric": "val/los"}}, r"measure; did you mean 'val/loss'\?\nNext: choose one of val/"),
     ],
 )
 def test_failing_callback_is_named(tmp_path: Path, entry: Any, problem: str) -> None:
