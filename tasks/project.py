@@ -207,7 +207,7 @@ class Project:
         """How weights are looked up: those of trees lie in another file, those of a function in a folder."""
         train = self.spec.train
         file = self.framework.model_files[0] if train.framework in RECIPE_OPTIONAL else MODEL
-        return {"whole": train.loop is not None, "file": file}
+        return {"whole": train.loop is not None, "file": file, "framework": train.framework}
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

@@ -17,7 +17,7 @@ from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import CheckpointSpec
 
-__all__ = ["START", "StartWeights", "find_start"]
+__all__ = ["START", "StartWeights", "find_start", "refuse_other_framework"]
 
 START = "start_from"
 """The file in a run's storage from which all workers read, or the folder, for a function."""
@@ -52,16 +52,29 @@ class StartWeights:
                 run_storage.child(START).put_file(path, name)
 
 
-def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = False, file: str = MODEL) -> StartWeights:
+def refuse_other_framework(name: str, theirs: str, own: str) -> None:
+    """Raise SpecError for a run or a model of another framework, which lacks the file that `own` begins with."""
+    if theirs != own:
+        raise SpecError(
+            f"train.start_from: {name} was trained with train.framework: {theirs}, and this pipeline has train.framework: {own}"
+            ", which cannot begin with its weights",
+            next_step=f"name a run or a model of {own} (penstock status lists the runs), or set train.framework: {theirs}",
+        )
+
+
+def find_start(
+    name: str, base_dir: Path, storage: Storage, *, whole: bool = False, file: str = MODEL, framework: str = "torch"
+) -> StartWeights:
     """Look up the file or run that `train.start_from` names, without reading it.
 
     Args:
         name: a file (`.safetensors`, `.pt`, `.pth`, or of trees) relative to `base_dir`, or `run:<run>` of `storage`.
         whole: for a function: any file or folder, and of a run the folder that was reported, or its weights.
         file: of a checkpoint, with the weights.
+        framework: of the pipeline, for an error.
 
     Raises:
-        SpecError: it is not there.
+        SpecError: it is not there, or of another framework.
     """
     if name.startswith("run:"):
         run = storage.child(f"runs/{Path(name.removeprefix('run:')).name}")
@@ -72,6 +85,8 @@ def find_start(name: str, base_dir: Path, storage: Storage, *, whole: bool = Fal
         there = chosen.manifest.files if chosen is not None else {}
         files = [each for each in there if each.startswith(f"{FOLDER}/")] if whole else []
         files = files or [each for each in there if each == file]
+        if chosen is not None and not files and run.exists("run.json"):
+            refuse_other_framework(name, run.read_json("run.json")["spec"]["train"]["framework"], framework)
         if chosen is None or not files:
             kind = "a torch model" if file == MODEL else file
             raise SpecError(

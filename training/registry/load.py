@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
 from penstock.training.checkpoint.folder import FOLDER
 from penstock.training.checkpoint.manifest import MODEL
-from penstock.training.checkpoint.start_from import StartWeights
+from penstock.training.checkpoint.start_from import StartWeights, refuse_other_framework
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.registry import WEIGHTS_TAG
 
@@ -76,7 +77,9 @@ def fetched_model(model: str | Path, tracking_uri: str | None = None) -> Iterato
         yield _fetched(str(model), tracking_uri or _found_uri(), fetched)
 
 
-def registered_weights(model: str, uri: str, *, whole: bool = False, file: str = MODEL) -> StartWeights:
+def registered_weights(
+    model: str, uri: str, *, whole: bool = False, file: str = MODEL, framework: str = "torch"
+) -> StartWeights:
     """See `GivesWeights.weights`.
 
     Raises:
@@ -106,6 +109,9 @@ def registered_weights(model: str, uri: str, *, whole: bool = False, file: str =
     found = f"models:/{version.name}/{version.version}"
     names = {Path(file.path).name for file in files}
     part = FOLDER if whole and FOLDER in names else file
+    if part not in names and MODEL_FILE in names:
+        loader = json.loads(_content(f"{folder}/{MODEL_FILE}", uri))["loader"]
+        refuse_other_framework(found, loader.removeprefix("penstock.training.frameworks.").partition(".")[0], framework)
     if part not in names or digest is None:
         raise SpecError(
             f"train.start_from: {found} has no {part}, so it is not a model of that framework that penstock has registered",

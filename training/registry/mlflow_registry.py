@@ -137,11 +137,11 @@ class MlflowRegistry:
 
         return load_model(f"models:/{name}/{version}", uri)
 
-    def weights(self, uri: str, model: str, *, whole: bool = False, file: str = "model.safetensors") -> StartWeights:
+    def weights(self, uri: str, model: str, **of_start: Any) -> StartWeights:
         """See `GivesWeights`."""
         from penstock.training.registry.load import registered_weights
 
-        return registered_weights(model, uri, whole=whole, file=file)
+        return registered_weights(model, uri, **of_start)
 
 
 def _aliases(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:

@@ -181,7 +181,7 @@ class KeepsAliases(Protocol):
 class GivesWeights(Protocol):
     """The method that `train.start_from: models:/...` needs of a registry. Runs in the driver."""
 
-    def weights(self, uri: str, model: str, *, whole: bool = False, file: str = ...) -> StartWeights:
+    def weights(self, uri: str, model: str, *, whole: bool = False, file: str = ..., framework: str = ...) -> StartWeights:
         """Look up the weights of a version; they are fetched when they are read.
 
         Args:
@@ -189,6 +189,7 @@ class GivesWeights(Protocol):
             model: `models:/name@alias` or `models:/name/version`.
             whole: for a function: the folder that was reported, or the weights, by `StartWeights.fetch`.
             file: with the weights; the default is that of torch models.
+            framework: of the pipeline, for an error.
 
         Raises:
             SpecError: there is no such version, or it has no such weights.

@@ -65,6 +65,17 @@ def test_folder_of_best_checkpoint_has_its_own_files(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "into").iterdir()} == {"model-1.pt": "weights 1"}
 
 
+def test_run_of_another_framework_names_both(tmp_path: Path) -> None:
+    store = CheckpointStore(Storage(str(tmp_path)).child("runs/trees"))
+    (file := tmp_path / "model.ubj").write_text("trees")
+    placed = Placed(name := store.new_name(1), store.place(name, {file.name: file}))
+    store.write(Snapshot(CheckpointFacts(step=1, epoch=1, position=0, world_size=1), {}, lambda: "0" * 32, placed))
+    Storage(str(tmp_path)).write_json("runs/trees/run.json", {"spec": {"train": {"framework": "xgboost"}}})
+    with pytest.raises(SpecError, match=r"run:trees was trained with train\.framework: xgboost, and .*: lightning,") as refused:
+        find_start("run:trees", tmp_path, Storage(str(tmp_path)), framework="lightning")
+    assert refused.value.next_step.startswith("name a run or a model of lightning (penstock status lists the runs), or set ")
+
+
 def test_unusable_start_is_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     for name in ("none.safetensors", "run:none"):

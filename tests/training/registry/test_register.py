@@ -273,6 +273,14 @@ def test_start_from_unfit_version_is_refused(uri: str, arguments: dict[str, Any]
         MLFLOW.weights(f"sqlite:///{tmp_path}/none.db", f"models:/{name}/1")
 
 
+def test_start_from_model_of_another_framework_names_both(uri: str, arguments: dict[str, Any]) -> None:
+    run_register(uri, arguments)
+    names = "1 was trained with train.framework: torch, and this pipeline has train.framework: xgboost"
+    with pytest.raises(SpecError, match=names) as refused:
+        MLFLOW.weights(uri, f"models:/{arguments['name']}/1", file="model.ubj", framework="xgboost")
+    assert refused.value.next_step.endswith("or set train.framework: torch")
+
+
 class Killed(BaseException):
     """Stands for the process's end."""
 
