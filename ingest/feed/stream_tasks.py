@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.ingest.phases import phase
@@ -155,7 +155,8 @@ class SharedStreams:
     def take(self, key: tuple[str, int, int], stream: Sequence[Any], rank: int, ranks: int, index: int) -> list[Any]:
         """Return the reference to table `index` of a stream, in a list that is empty at the stream's end.
 
-        A rank that asks for a table again, because all ranks were started again, gets a new stream.
+        A rank that asks for a table again, or for the first one of a failed stream, because all ranks were started again, gets
+        a new stream.
 
         Args:
             key: name, epoch and first unit.
@@ -164,7 +165,8 @@ class SharedStreams:
         while True:
             with self._lock:
                 found = self._streams.get(key)
-                if found is None or found.has_given(index, rank):
+                # A rank that begins after a failure gets a new stream, also where it had not asked the old one.
+                if found is None or found.has_given(index, rank) or (index == 0 and found.has_failed):
                     tables: StreamTables = ray.get(stream[0])
                     for other in [other for other in self._streams if other[0] == key[0]]:
                         # A rank may still read the end of the epoch before. Tasks of another stream would keep their CPUs.
@@ -225,8 +227,9 @@ def _is_finished(end: Any) -> bool:
 
 def _has_failed(end: Any) -> bool:
     try:
-        if _is_finished(end):
-            ray.get(end)
+        ray.get(end, timeout=0)
+    except GetTimeoutError:
+        return False
     except RayError:
         return True
     return False
@@ -247,6 +250,10 @@ class _OneStream:
 
     def has_given(self, index: int, rank: int) -> bool:
         return index < self._first or index <= self._asked.get(rank, -1)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(_has_failed(each) for table in list(self._tables.values()) for each in table)
 
     def take(self, index: int, rank: int, ranks: int) -> list[Any] | None:
         """Return None for a table that is not kept, as a late call of the rank's process before asked for another one."""

@@ -109,6 +109,23 @@ def test_ranks_started_again_read_the_same_rows(tmp_path: Path) -> None:
     assert together(opened(prepare, actor, 2), 0) == straight
 
 
+def test_rank_started_again_gets_no_error_of_before(tmp_path: Path) -> None:
+    prepare, actor, away = counted(tmp_path), share_streams(2), tmp_path / "away"
+
+    def may_fail(unit: tuple[int, int]) -> Iterator[pa.Table]:
+        if away.exists():
+            raise OSError("the store is away")
+        yield from prepare(unit)
+
+    straight = together(opened(prepare, None, 1), 0)
+    away.touch()
+    with pytest.raises(OSError, match="the store is away"):
+        next(opened(may_fail, actor, 2)[0].batches(0))
+    away.unlink()
+    second, first = ([batch.row_ids.tolist() for batch in feed.batches(0)] for feed in reversed(opened(may_fail, actor, 2)))
+    assert [one + other for one, other in zip(first, second, strict=True)] == straight
+
+
 def test_killed_task_costs_only_its_unit(tmp_path: Path) -> None:
     prepare, actor = counted(tmp_path), share_streams(2)
 
