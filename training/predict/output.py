@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from penstock.config import Section
@@ -22,7 +23,6 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.storage import Storage
 
 __all__ = ["OWN", "SIDE", "Manifest", "Output", "PredictedUnit", "content_of", "part_name"]
-
 
 OWN = "_penstock"
 """Readers of Parquet folders skip names that begin with `_`."""
@@ -149,6 +149,15 @@ class Output:
             )
         if there["digest"] != digest or there is noted:
             self.storage.write_json(_INPUT, noted)
+
+    def example(self, units: Iterable[PredictedUnit]) -> str:
+        """Format place and reason of a row of these that could not be scored; empty without one."""
+        for unit in units:
+            if unit.unscored:
+                with self.storage.open(f"{SIDE}/{part_name(unit.key)}", unit.side_bytes) as file:
+                    row = pq.ParquetFile(file).read_row_group(0).slice(0, 1).to_pylist()[0]
+                return f"{row['file']}, row {row['row']} (from 0): {row['reason']}"
+        return ""
 
     def begin(self, key: str) -> None:
         """Delete the record of a unit before its parts change."""

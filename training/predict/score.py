@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
 from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
@@ -23,15 +21,13 @@ from penstock.messages import capped, combine_errors, counted
 from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.training.predict.asked import Asked, state_of
-from penstock.training.predict.output import SIDE, Manifest, Output, PredictedUnit, content_of, part_name
+from penstock.training.predict.output import Manifest, Output, PredictedUnit, content_of
 from penstock.training.predict.unit import ScoringJob
 
 __all__ = ["Plan", "Scored", "plan", "score"]
 
-
 UNIT_BYTES = 8 << 20
 """Files of one row each are scored in groups of about this many bytes."""
-
 
 PIECE_BYTES = 256 << 20
 """A file of more than twice this is scored in pieces of about this many bytes, if its format names where rows begin."""
@@ -135,9 +131,8 @@ def score(
             scored.unscored += unit.unscored
             scored.unseen.update(unit.unseen)
         progress(done, len(work.todo), "units", counted(scored.rows, "row"))
-    made.sort(key=_place)
-    units = sorted([*work.kept, *made], key=_place)
-    scored.warnings += _warnings(work, scored, _first_unscored(output, made))
+    units = sorted([*work.kept, *made], key=lambda unit: (min(unit.files), unit.piece or (0, 0), unit.key))
+    scored.warnings += _warnings(work, scored, output.example(made))
     if problems:
         raise _unreadable(problems, len(files), scored.warnings)
     for key in {unit.key for unit in work.stale} - {unit.key for unit in made}:  # those made took the place of the old parts
@@ -156,20 +151,6 @@ def score(
     output.finish(scored.manifest)
 
 
-def _place(unit: PredictedUnit) -> tuple[str, tuple[int, int], str]:
-    return min(unit.files), unit.piece or (0, 0), unit.key
-
-
-def _first_unscored(output: Output, made: Sequence[PredictedUnit]) -> str:
-    """Format place and reason of the first row that could not be scored; empty without one."""
-    unit = next((unit for unit in made if unit.unscored), None)
-    if unit is None:
-        return ""
-    with output.storage.open(f"{SIDE}/{part_name(unit.key)}", unit.side_bytes) as file:
-        row = pq.ParquetFile(file).read_row_group(0).slice(0, 1).to_pylist()[0]
-    return f"{row['file']}, row {row['row']} (from 0): {row['reason']}"
-
-
 def _warnings(work: Plan, scored: Scored, unscored: str) -> list[str]:
     found = []
     if work.gone:
@@ -178,8 +159,8 @@ def _warnings(work: Plan, scored: Scored, unscored: str) -> list[str]:
             f"are: {', '.join(capped(work.gone, 3))}"
         )
     if scored.unscored:
-        rows = counted(scored.unscored, "row", "rows")
-        found.append(f"{rows} could not be scored; the side table _unscored has the reasons; first: {unscored}")
+        rows = counted(scored.unscored, "row")
+        found.append(f"{rows} could not be scored, such as {unscored}; the side table _unscored has all reasons")
     if scored.unseen:
         columns = capped([f"{name} ({count:,})" for name, count in sorted(scored.unseen.items())], 5)
         values = counted(scored.unseen.total(), "value is a category", "values are categories")

@@ -326,8 +326,8 @@ def test_unreadable_file_is_named_others_are_scored(work: Work) -> None:
     assert "b.parquet" in failed.value.problems[0] and "'town'" in failed.value.problems[1]
     assert failed.value.problems[2].endswith("d.parquet: empty (zero bytes)")
     assert failed.value.problems[3:] == (
-        "1 row could not be scored; the side table _unscored has the reasons; first: a.parquet, row 0 (from 0): column "
-        "'weight' holds null; the model needs a value there",
+        "1 row could not be scored, such as a.parquet, row 0 (from 0): column 'weight' holds null; the model needs a value "
+        "there; the side table _unscored has all reasons",
         "2 values are categories that the train split does not have: town (2)",
     )
     assert not (work.out / "_penstock/manifest.json").exists()
