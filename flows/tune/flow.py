@@ -17,7 +17,7 @@ from prefect.utilities.annotations import quote
 from penstock.digest import digest_of
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
-from penstock.flows.preflight.checks import machine_cpus
+from penstock.flows.preflight.checks import check_storage, machine_cpus
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import FlowEndedOffline, flow_result, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
@@ -54,7 +54,7 @@ def tune(request: RunRequest) -> State[Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(hiding_secrets())
         stack.enter_context(stopping_on_signals(stopping))
-        _ = preflight.storage
+        check_storage(project.storage)
         stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ray_stack = stack.enter_context(contextlib.ExitStack())
         need_ray = RayOnDemand(loaded, reporter, stopping, ray_stack)

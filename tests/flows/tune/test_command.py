@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
+from penstock.errors import PreflightError
 from penstock.flows.cli import app
+from penstock.flows.run.request import RunRequest
+from penstock.flows.tune.flow import tune
 from tests.drills.project import make_project
 
 FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
@@ -33,3 +37,15 @@ def test_storage_that_is_a_file_is_named(tmp_path: Path, verb: str) -> None:
     file.write_text(f"{file.read_text()}storage: {tmp_path}/file\n{sweep}\n")
     ended = CliRunner().invoke(app, [verb, str(file)])
     assert ended.exit_code == 3 and f"{tmp_path}/file is a file, and a storage is a folder" in ended.stderr
+
+
+def test_store_is_tried_out_before_a_sweep_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError("this key may not delete")
+
+    monkeypatch.setattr(MemoryFileSystem, "rm", denied)
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", denied)
+    sweep = "tune={space: {train.epochs: {choice: [1, 2]}}}"
+    request = RunRequest(file=str(make_project(tmp_path / "p", files=1)), overrides=["storage=memory://sweep/p", sweep])
+    with pytest.raises(PreflightError, match=r"storage memory://sweep/p cannot be deleted: .*this key may not delete"):
+        tune.fn(request)
