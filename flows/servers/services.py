@@ -134,13 +134,14 @@ def _use_server(files: ServerFiles, use: int) -> ServerInfo:
             elif info is not None and _answers(f"{info.url}/health"):
                 return info
             time.sleep(0.05)
-    ended = child is not None and child.poll() is not None
+    info, problem = files.read_info(), "ended while it started"
+    if child is None or child.poll() is None:
+        awaited = f"{info.url}/health does not answer" if info is not None else "it has published no address"
+        problem = f"did not start within {_BOOT_S:g} s: {awaited}"
     raise ServiceError(
-        "the embedded Prefect server ended while it started"
-        if ended
-        else f"the embedded Prefect server did not start within {_BOOT_S:g} s",
-        problems=_last_lines(files.log),
-        next_step=f"read {files.log}, or set PREFECT_API_URL to a running server",
+        f"the embedded Prefect server {problem}; the last lines of its log {files.log}:",
+        problems=_last_lines(files.log) or ["(none)"],
+        next_step="run the same command again once the machine is less busy, or set PREFECT_API_URL to a running server",
     )
 
 

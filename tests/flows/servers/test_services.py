@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ServiceError
+from penstock.flows.servers import services
+from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, prepare_environment
 from penstock.flows.verbs import ui
 from penstock.training.tracking.mlflow_backend import patiently
@@ -55,6 +57,30 @@ def test_absent_prefect_api_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ServiceError, match=r"PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer"), prefect_api(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_server_that_does_not_start_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_BOOT_S", 0.3)
+    files = ServerFiles(tmp_path)
+    files.prepare()
+    files.log.write_text("booting\nwaiting for the disk\n")
+    with (
+        files.locked("server"),  # of a process that is stuck
+        pytest.raises(
+            ServiceError, match=r"did not start within 0\.3 s: it has published no address; the last .*server\.log:"
+        ) as one,
+        prefect_api(tmp_path),
+    ):
+        pass
+    assert one.value.problems == ("booting", "waiting for the disk")
+    assert one.value.next_step.startswith("run the same command again")
+    files.write_info(ServerInfo(pid=1, port=9, url="http://127.0.0.1:9/api"))
+    with (
+        files.locked("server"),
+        pytest.raises(ServiceError, match=r"127\.0\.0\.1:9/api/health does not"),
+        prefect_api(tmp_path),
+    ):
+        pass
 
 
 def test_prefect_page_address_is_refused_with_api_address(
