@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.ingest.columns.casts import is_rounded
 
-__all__ = ["NULL_WORDS", "CellTypes", "without_words"]
-
+__all__ = ["NULL_WORDS", "CellTypes", "missing_advice", "without_words"]
 
 NULL_WORDS = pa.array(
     [
@@ -55,6 +54,12 @@ _MOSTLY = 0.9
 
 _TRIED_FIRST = 16
 """Cells."""
+
+
+def missing_advice(words: list[str]) -> str:
+    """Advise what to do about cells of CSV that do not fit their column; `words` are in quotes."""
+    nulls = f"data.csv: {{nulls: [{', '.join(dict.fromkeys(words))}]}}, data.invalid: drop"
+    return f"correct the cells, or count them as missing and leave their rows out: {nulls}"
 
 
 def without_words(text: pa.Array, words: pa.Array) -> pa.Array:

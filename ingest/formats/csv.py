@@ -20,7 +20,7 @@ from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_head, open_span, open_stream, read_problem
-from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, without_words
+from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, missing_advice, without_words
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, MostlyNumbers, Reader, last_cut, looks_like, rows_between
@@ -30,9 +30,7 @@ from penstock.messages import capped, in_yaml, shorten
 
 __all__ = ["CsvFormat", "CsvReader"]
 
-
 _BLOCK_BYTES = 4 << 20
-
 
 _CONVERT = "pandas.read_csv(FILE, comment='#', escapechar='\\\\').to_csv(NEW, index=False)"
 
@@ -144,10 +142,13 @@ class CsvReader(Reader):
                     columns.append(self._typed(text, field.type))
                 except pa.ArrowException as error:
                     bad = first_bad_row(self._values(text), field.type)
+                    cell = text[bad].as_py()
+                    # A word that means "missing" does so in all columns, where a number may be right.
+                    repair = "repair the line" if _is_number(cell) else missing_advice([shorten(cell)])
                     raise DataError(
-                        f"{file.uri}, {self._place(file, rows + bad, text[bad].as_py())} in column {field.name!r}, "
+                        f"{file.uri}, {self._place(file, rows + bad, cell)} in column {field.name!r}, "
                         f"which does not read as {field.type}",
-                        next_step=f"repair the line, or set data.types: {{{in_yaml(field.name)}: string}}",
+                        next_step=f"{repair}; or set data.types: {{{in_yaml(field.name)}: string}}",
                     ) from error
             yield pa.table(columns, schema=schema)
             rows += batch.num_rows

@@ -11,13 +11,13 @@ from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats.cell_types import missing_advice
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
 from penstock.messages import capped, counted, did_you_mean, in_yaml
 
 __all__ = ["SourceColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
-
 
 _NAMED_FILES = 3
 
@@ -99,7 +99,9 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     if problems or strays:
         where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
         given = ", ".join(f"{in_yaml(name)}: {kind}" for name, kind in to_set.items())
-        as_types = f"repair the rows, or read the columns as types that hold all of them: data.types: {{{given}}}"
+        words = [seen.first_text.partition(" holds ")[2] for fact in facts for seen in fact.mostly_numbers.values()]
+        repair = missing_advice(words) if any(words) else "repair the rows"
+        as_types = f"{repair}; or read the columns as types that hold all of them: data.types: {{{given}}}"
         anew = "write the files again with one readable type for each column, or name the other columns in data.columns"
         as_nulls = "or read nulls where a file lacks a column: data.missing_columns: null"
         cures = {as_types: bool(to_set), anew: len(to_set) < len(problems), as_nulls: missing}

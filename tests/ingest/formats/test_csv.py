@@ -96,6 +96,12 @@ def test_a_stray_word_in_a_column_of_numbers_is_found_in_a_single_file(tmp_path:
     text = refusal(tmp_path, {"a.csv": f"id,x\n{NUMBERS}100,oops\n"})
     assert "a.csv: there is text among numbers\n" in text
     assert "column 'x' holds numbers in 100 of 101 rows; in a.csv, line 102 (row 100 from 0) holds 'oops'" in text
+    first = (
+        "Next: correct the cells, or count them as missing and leave their rows out: data.csv: {nulls: ['oops']}, data.invalid"
+    )
+    assert f"{first}: drop; or read the columns as types that hold all of them: data.types: {{x: string}}" in text
+    text = refusal(tmp_path / "typed", {"a.csv": f"id,x\n{NUMBERS}100,oops\n"}, types={"x": "float64"})
+    assert f"{first}: drop; or set data.types: {{x: string}}" in text
 
 
 def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
