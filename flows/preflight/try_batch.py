@@ -24,7 +24,7 @@ from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.manifest import DatasetManifest, ShardTable
 from penstock.ingest.materialize.build import materialize
-from penstock.ingest.materialize.class_report import refuse_no_choice
+from penstock.ingest.materialize.class_report import one_class, refuse_no_choice
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.named_columns import check_named_columns
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from penstock.training.frameworks.trial import Tried
 
 __all__ = ["try_one_batch"]
-
 
 SAMPLE_ROWS = 512
 
@@ -159,14 +158,17 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         raise _with_real_names(error, folder, files, rows) from None
     finally:
         forget_instances()
-    schema = sample.manifest.feed_schema
+    schema, is_whole = sample.manifest.feed_schema, rows == sum(file.rows or 0 for file in filled)
     if schema.num_classes != 1:
-        return sample
-    if rows == sum(file.rows or 0 for file in filled):
+        return sample._replace(one_class=one_class(sample.manifest)) if is_whole else sample
+    if is_whole:
         refuse_no_choice(sample.manifest)
     classes = None if schema.classes is None else (*schema.classes, "another class")
     two = schema.model_copy(update={"num_classes": 2, "classes": classes})
-    warning = f"the label {schema.label!r} has one class in a sample of {counted(rows, 'row')}, which is tried as one of two"
+    warning = (
+        f"the label {schema.label!r} has one class in a sample of {counted(rows, 'row')}, which is tried as one of two; a run "
+        "needs at least two: if all rows are of this class, correct the label"
+    )
     return sample._replace(manifest=sample.manifest.model_copy(update={"feed_schema": two}), one_class=warning)
 
 

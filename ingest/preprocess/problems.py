@@ -18,7 +18,6 @@ __all__ = ["NAMED_ROWS", "NEVER_DROPPED", "Origin", "Reason", "RowProblem", "Set
 
 Reason = Literal["null", "empty", "not finite", "unknown category", "label out of range", "broken image"]
 
-
 NAMED_ROWS = 4
 """Rows that a problem names besides the first."""
 
@@ -158,7 +157,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     if not problems:
         return
     advice = _advice(problems, label)[:3]
-    droppable = droppable and any(problem.reason not in NEVER_DROPPED for problem in problems)
+    droppable = droppable and any(problem.reason not in (*NEVER_DROPPED, "empty") for problem in problems)
     if droppable:
         advice.append("or leave such rows out and count them (data.invalid: drop)")
     lines = [str(problem) for problem in problems]

@@ -102,8 +102,20 @@ def test_label_of_one_class_is_named_by_check(tmp_path: Path, rows: int) -> None
             check_pipeline(load_spec(folder), print)
         assert refused.value.next_step.startswith("check the label, data.train")
         return
-    warned = "the label 'label' has one class in a sample of 512 rows, which is tried as one of two"
-    assert warned in check_pipeline(load_spec(folder), print)["warnings"]
+    *_, warned = check_pipeline(load_spec(folder), print)["warnings"]
+    assert warned.startswith(
+        "the label 'label' has one class in a sample of 512 rows, which is tried as one of two; a run needs"
+    )
+
+
+def test_check_warns_of_one_class_other_than_0(tmp_path: Path) -> None:
+    folder = project(tmp_path).base_dir
+    for file in folder.glob("data/**/*.parquet"):
+        table = pq.read_table(file).slice(0, 100)
+        column = table.schema.get_field_index("label")
+        pq.write_table(table.set_column(column, "label", pa.array([1] * len(table))), file)
+    *_, warned = check_pipeline(load_spec(folder), print)["warnings"]
+    assert warned.startswith("the label 'label' has one class, 1, in all 200 rows of train: every metric will be perfect")
 
 
 def test_check_trains_two_batches_of_a_function(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_column_without_any_value_is_to_be_left_out(tmp_path: Path, steps: list[
     assert "leave it out (drop: [e]" in str(refused.value) or refused.value.next_step.startswith(
         "leave the column out (drop: [e]"
     )
+    assert "data.invalid" not in str(refused.value), "no row would be left"
 
 
 def test_concatenator_names_column_of_missing_value() -> None:
