@@ -35,7 +35,6 @@ from penstock.ingest.ray_tasks import raising_the_original, ray_streams, ray_tas
 
 __all__ = ["AHEAD_SHARE", "STREAM_CPUS", "StreamTables", "UnitStarter", "share_streams", "stream_tasks", "streams_cpus"]
 
-
 STREAM_CPUS = 0.25
 """CPUs that one preparing task of a stream requests: tasks must fit beside workers that hold whole CPUs."""
 

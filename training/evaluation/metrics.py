@@ -49,7 +49,6 @@ MANY_CLASSES = 30
 
 FIXED_THRESHOLDS = 200
 
-
 CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
     "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
     "balanced_accuracy": lambda n: _new("MulticlassAccuracy", n, average="none"),

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchedModel", "fetched_model", "load_model", "registered_weights"]
 
-
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-
 
 _MOST_LISTED = 8
 """Models that an error lists."""
