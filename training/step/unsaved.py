@@ -31,7 +31,7 @@ __all__ = ["Unsaved", "changed_parts", "parts_of", "unsaved_state"]
 _INTERNAL = frozenset(vars(nn.Module()))
 
 _MOST = 10_000
-"""Values that are compared: of a larger list its length, of a larger array a sample, of a larger tensor its version."""
+"""Values that are compared: of a larger list or set its length, of a larger array a sample, of a larger tensor its version."""
 
 
 class Unsaved:
@@ -132,6 +132,8 @@ def _content(value: Any, own: set[int], users: Collection[str], most: int) -> ob
         return [
             _copied(tensor, own, users) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)
         ]
+    if isinstance(value, list | tuple | deque | dict | set | frozenset) and len(value) > most:
+        return len(value)
     if isinstance(value, set | frozenset):
         value = sorted(map(repr, value))
     elif type(value).__module__ in users and not isinstance(value, list | tuple | deque | dict):
@@ -139,8 +141,6 @@ def _content(value: Any, own: set[int], users: Collection[str], most: int) -> ob
     elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         return object()  # its place cannot be seen
     if isinstance(value, list | tuple | deque | dict):
-        if len(value) > most:
-            return len(value)
         items = [*value.items()] if isinstance(value, dict) else enumerate(value)
         fewer = most // (2 * max(len(value), 1))  # a list may hold itself
         return [(str(key), _copied(each, own, users, fewer)) for key, each in items]

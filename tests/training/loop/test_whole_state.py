@@ -320,18 +320,24 @@ def test_values_that_cannot_be_compared_end_no_training() -> None:
 
 
 def test_list_that_outgrows_the_comparison_is_unsaved_state() -> None:
+    class Slow:
+        def __repr__(self) -> str:
+            raise AssertionError("a set of a million words takes seconds at each save")
+
     class Keeps:
         def __init__(self) -> None:
             self.seen: list[float] = []
+            self.words = {Slow() for _ in range(20_000)}
             self.by_class: dict[int, list[float]] = {0: [], 1: [0.0] * 20_000}
 
     recipe = Keeps()
     state = Unsaved(partial(unsaved_state, torch.nn.Linear(2, 2), {"recipe": recipe}))
     recipe.seen.append(1.0)
     state.after_step()
+    recipe.words.add(Slow())
     recipe.seen.extend([1.0] * 20_000)
     recipe.by_class[0].extend([1.0] * 20_000)
-    assert state.changed() == ["recipe.by_class", "recipe.seen"]
+    assert state.changed() == ["recipe.by_class", "recipe.seen", "recipe.words"]
 
 
 def test_unsaved_state_of_any_shape_is_compared() -> None:
