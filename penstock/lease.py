@@ -34,6 +34,8 @@ BRIEFLY_S = 0.1
 """Pause between two looks at a holder that is waited for."""
 SILENCE_S = 2.0
 """A wait that is longer is reported."""
+OLD_GENERATIONS = 32
+"""Files before the last generation that are deleted together: on a store that is one request in so many runs."""
 _HELD_HERE: set[str] = set()
 """Owners of this process's leases: one of its own that could not be released, because the store was away, is free."""
 SETTLE_S = 0.5
@@ -63,26 +65,26 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
 
 
 def delete_left(storage: Storage, folder: str) -> list[str]:
-    """Delete the leases below a folder that were released, or whose holder died on this machine; return the others' names.
+    """Delete the leases below a folder that were released, or whose holder died on this machine; return the names of the rest.
 
-    A lease that cannot be deleted stays for the next call.
+    A lease that cannot be deleted is among them, and stays for the next call.
     """
     leases: dict[str, list[int]] = {}
     for file in storage.tree(folder):
         name, _, generation = file.removeprefix(f"{folder}/").partition("/")
         if generation.endswith(".json"):
             leases.setdefault(name, []).append(int(generation.removesuffix(".json")))
-    held = []
+    left = []
     for name, generations in sorted(leases.items()):
         path = f"{folder}/{name}"
         holder = _read(storage, path, max(generations))
-        if holder is None or not (holder.released or holder.process.is_alive is False):
-            held.append(name)
-            continue
-        with contextlib.suppress(OSError, ServiceError):
-            for file in [path] if storage.is_local else [_file(path, generation) for generation in sorted(generations)]:
-                storage.delete(file)
-    return held
+        if holder is not None and (holder.released or holder.process.is_alive is False):
+            with contextlib.suppress(OSError, ServiceError):
+                for file in [path] if storage.is_local else [_file(path, generation) for generation in sorted(generations)]:
+                    storage.delete(file)
+                continue
+        left.append(name)
+    return left
 
 
 def refuse_if_held(storage: Storage, path: str) -> None:
@@ -110,6 +112,7 @@ def hold_lease(
     *,
     brief: bool = False,
     nested: bool = False,
+    unused: bool = False,
     on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
 ) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block; a holder that is `brief` is waited for.
@@ -118,6 +121,7 @@ def hold_lease(
         on_lost: see below.
         brief: held for moments, so that others wait.
         nested: each process takes it while it holds another lease, so that its numbers may begin again: a store keeps no file.
+        unused: under that other lease, `delete_left` has left nothing of it, so that it is listed only if creating it fails.
         on_wait: called once with the holder if it is waited for longer than two seconds.
 
     `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
@@ -127,7 +131,7 @@ def hold_lease(
     Raises:
         LeaseHeldError: a living process holds it.
     """
-    generation, holder = _acquire(storage, path, brief, on_wait)
+    generation, holder = _acquire(storage, path, brief, unused, on_wait)
     stop = threading.Event()
     thread = threading.Thread(
         target=_beat, args=(storage, path, generation, holder, stop, on_lost), name="penstock-lease", daemon=True
@@ -152,11 +156,13 @@ def hold_lease(
                     _write(storage, path, generation, released)
 
 
-def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseHolder], None]) -> tuple[int, LeaseHolder]:
+def _acquire(
+    storage: Storage, path: str, brief: bool, unused: bool, on_wait: Callable[[LeaseHolder], None]
+) -> tuple[int, LeaseHolder]:
     warn_at: float | None = time.monotonic() + SILENCE_S
     while True:
-        generations = _generations(storage, path)
-        last = max(generations, default=0)
+        generations = [] if unused else _generations(storage, path)
+        unused, last = False, max(generations, default=0)
         held = _read(storage, path, last) if last else None
         if held is not None and (_holds(held) or _heartbeat_changes(storage, path, last, held)):
             if not held.brief:
@@ -178,9 +184,10 @@ def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseH
             not_held.callback(_HELD_HERE.discard, holder.owner)
             if not _create(storage, path, last + 1, holder):
                 continue
-            for old in [each for each in generations if last - 3 <= each < last]:
-                with contextlib.suppress(OSError, ServiceError):  # it takes room and does no harm
-                    storage.delete(_file(path, old))
+            old = [_file(path, each) for each in generations if each < last]
+            with contextlib.suppress(OSError, ServiceError):  # they take room and do no harm
+                if len(old) >= OLD_GENERATIONS:
+                    storage.delete_files(old)
             not_held.pop_all()
         return last + 1, holder
 

@@ -344,6 +344,11 @@ class Storage:
             else:
                 target.unlink()
 
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Remove files that are there; a store that can does it in one request."""
+        with self._translated(paths[0]):
+            self._locate("")[0].rm([self._locate(path)[1] for path in paths])
+
     def local_path(self, path: str = "") -> Path:
         """Return the path on disk. Raises ValueError for a remote root."""
         if not self.is_local:

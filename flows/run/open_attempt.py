@@ -93,7 +93,8 @@ def open_attempt(
     run = _chosen_run(ledger, loaded, keys, request, current, reporter, at_work)
     will_train = not _is_trained(ledger, project, run)
     check_needs(ledger, preflight, run, need_ray, will_train=will_train, until=request.until)
-    held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up, nested=True))
+    unused = at_work is not None and run.run not in at_work
+    held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up, nested=True, unused=unused))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
         repair_run(ledger, current, loaded.state_dir)  # its former tracker gets the end of the run
     elif current is not None and current.run != run.run:

@@ -35,7 +35,7 @@ with hold_lease(Storage(sys.argv[1]), sys.argv[2]):
 """
 
 
-def holder_process(root: Path, path: str = "lease") -> subprocess.Popen[str]:
+def holder_process(root: Path | str, path: str = "lease") -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(root), path],
         stdin=subprocess.PIPE,
@@ -235,15 +235,48 @@ def test_owner_is_notified_of_other_owner_in_its_file(tmp_path: Path, monkeypatc
 def test_nested_lease_leaves_nothing_in_a_store(
     s3_server: SwiftServer, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Letters are requests: a list, get, put or delete."""
+    """Letters are requests: a list, get, put or delete, or the delete of several at once."""
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(lease_module, "OLD_GENERATIONS", 2)
     asked: list[str] = []
+
+    def letter(asked: str) -> str:
+        return "L" if "list-type" in asked else "S" if asked.startswith("POST ") and "?delete" in asked else asked[0]
+
+    nested, unused = {"nested": True}, {"nested": True, "unused": True}
     with faulty_front(urlsplit(s3_server.endpoint).port or 0, asked.append) as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         storage = Storage(s3_bucket)
-        for nested, requests in ((True, "LPGGD"), (True, "LPGGD"), (False, "LPGGP"), (False, "LGPGGP"), (False, "LGPGDGP")):
+        for how, requests in ((nested, "LPGGD"), (unused, "PGGD"), (unused, "PGGD"), ({}, "LPGGP"), ({}, "LGPGGP")):
             asked.clear()
-            with hold_lease(storage, "lease", nested=nested):
+            with hold_lease(storage, "lease", **how):
                 pass
-            assert "".join("L" if "list-type" in each else each[0] for each in asked) == requests
-            assert current_holder(storage, "lease") is None and storage.exists("lease") is not nested
+            assert "".join(map(letter, asked)) == requests
+            assert current_holder(storage, "lease") is None and storage.exists("lease") is not bool(how)
+        for left, requests in ((3, "LGPGGP"), (2, "LGPGSGP"), (3, "LGPGGP"), (2, "LGPGSGP")):
+            asked.clear()
+            with hold_lease(storage, "lease"):
+                pass
+            assert ("".join(map(letter, asked)), len(storage.list("lease"))) == (requests, left)
+            assert current_holder(storage, "lease") is None
+
+
+@pytest.mark.parametrize("living", [True, False])
+@pytest.mark.parametrize("on_store", [False, pytest.param(True, marks=pytest.mark.s3)])
+def test_lease_that_is_not_unused_is_listed(
+    tmp_path: Path, request: pytest.FixtureRequest, living: bool, on_store: bool
+) -> None:
+    root = request.getfixturevalue("s3_bucket") if on_store else str(tmp_path)
+    storage, process = Storage(root), holder_process(root)
+    try:
+        if living:
+            with pytest.raises(LeaseHeldError, match=f"pid {process.pid} on "):
+                hold_lease(storage, "lease", nested=True, unused=True).__enter__()
+            assert storage.list("lease") == ["00000001.json"]
+        else:
+            process.kill()
+            process.wait()
+            with hold_lease(storage, "lease", nested=True, unused=True):
+                assert storage.list("lease") == ["00000001.json", "00000002.json"]
+    finally:
+        process.communicate()

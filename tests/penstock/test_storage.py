@@ -74,6 +74,15 @@ def test_pickled_storage_is_its_uri(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(storage)).read_bytes("f") == b"1"
 
 
+@pytest.mark.parametrize("root", ["", "memory://deleted-together"])
+def test_files_deleted_together_leave_others(tmp_path: Path, root: str) -> None:
+    storage = Storage(root or str(tmp_path))
+    for name in ("a/1.json", "a/2.json", "a/3.json"):
+        storage.write_json(name, {})
+    storage.delete_files(["a/1.json", "a/3.json"])
+    assert [*storage.tree()] == ["a/2.json"]
+
+
 @pytest.mark.s3
 def test_storage_on_object_store_reads_back(s3_bucket: str) -> None:
     storage = Storage(f"{s3_bucket}/prefix")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_own_unreleased_lease_does_not_block(tmp_path: Path) -> None:
         pass
 
 
-def test_undeletable_lease_does_not_block_choosing(tmp_path: Path) -> None:
+def test_undeletable_lease_does_not_block_choosing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Undeletable(Storage):
         refused = 0
 
@@ -111,6 +112,10 @@ def test_undeletable_lease_does_not_block_choosing(tmp_path: Path) -> None:
             self.refused += 1
             raise ServiceError("503")
 
+        def delete_files(self, paths: Sequence[str]) -> None:
+            self.delete(paths[0])
+
+    monkeypatch.setattr(lease_module, "OLD_GENERATIONS", 1)
     storage = Undeletable(str(tmp_path))
     left = lease_of(Run(run="ended", pipeline="p", created="", spec={}))
     for _ in range(3):
@@ -118,7 +123,7 @@ def test_undeletable_lease_does_not_block_choosing(tmp_path: Path) -> None:
             pass
     assert storage.refused > 0, "of the lease"
     storage.refused = 0
-    with choosing_a_run(storage, "p"):
-        assert storage.refused == 1 and storage.list("pipelines/p/leases") == ["ended"]
+    with choosing_a_run(storage, "p") as at_work:
+        assert storage.refused == 1 and storage.list("pipelines/p/leases") == at_work == ["ended"]
     with choosing_a_run(Storage(str(tmp_path)), "p"):
         assert Storage(str(tmp_path)).list("pipelines/p/leases") == []
