@@ -90,6 +90,7 @@ class RunContext:
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         before: the pipeline's newest run as it was before this attempt, which this one is compared with.
+        shown: keys of the stages whose outputs the tracked run has, as the attempt before has shown them.
         may_overlap: whether `materialize` may go on while `train` runs, and `overlapped` then is it.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/prepare.py.
         on_points: called with the metric points of training, in order.
@@ -110,6 +111,7 @@ class RunContext:
     on_cluster: bool = False
     will_train: bool = True
     before: Run | None = None
+    shown: frozenset[str] = frozenset()
     may_overlap: bool = False
     overlapped: Unfinished | None = None
     open_feeds: FeedOpener | None = None

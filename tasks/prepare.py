@@ -260,8 +260,9 @@ def _materialize_facts(output: dict[str, Any]) -> Facts:
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     manifest, spec, tracker = DatasetManifest.model_validate(output), ctx.project.spec.data, ctx.tracker
-    data = RunData(ctx.snapshot, manifest, ctx.ledger.profile(manifest.key) or Profile())
-    for split in [*SPLITS, *spec.datasets]:
+    is_shown = manifest.key in ctx.shown
+    data = RunData(ctx.snapshot, manifest, (None if is_shown else ctx.ledger.profile(manifest.key)) or Profile())
+    for split in () if is_shown else (*SPLITS, *spec.datasets):
         if manifest.rows.get(split):
             source = spec.place(split)
             tracker.log_dataset(
@@ -276,7 +277,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     tracker.log_json("manifest.json", output)
     indent = 1 if len(ctx.snapshot.files) <= MAX_FILES else None
     tracker.log_text("data/files.json", json.dumps(data.files, indent=indent, ensure_ascii=False))  # redacted once, as text
-    tracker.log_json("data/profile.json", data.profile.model_dump(mode="json"))
+    if not is_shown:
+        tracker.log_json("data/profile.json", data.profile.model_dump(mode="json"))
     tracker.log_json("data/fitted.json", ctx.fitted.model_dump(mode="json", exclude_none=True))
     if spec.invalid == "drop":
         tracker.log_metrics({"data/rows_left_out": float(sum(manifest.extra["dropped"].values()))}, 0)

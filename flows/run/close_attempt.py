@@ -59,6 +59,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         ctx.reporter.warn("the Prefect server is away and lacks the end of this attempt; the next run or status sends it")
     _attach_report(ctx)
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
+    if ctx.tracker.all_sent:
+        ctx.attempt = ctx.attempt.model_copy(update={"sent_to": ctx.tracker.run_id})
     if unsent:
         waits = counted(unsent, "record waits", "records wait")
         ctx.reporter.warn(f"{waits} for the tracking server; the next penstock run or status sends what is left")

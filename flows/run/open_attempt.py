@@ -117,7 +117,8 @@ def begin_attempt(
 ) -> RunContext:
     """Close the records of earlier attempts at `run`, and open those of a new one, compared with `before`."""
     numbers = ledger.attempt_numbers(run.run)
-    left = ledger.left_open(run.run, numbers)
+    newest = ledger.newest_attempts(run.run, numbers)
+    left = [attempt for attempt in newest if attempt.is_open]
     if left and (known := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, known, left)
     changed = changes(before, run.model_copy(update={"keys": keys})).lines() if before is not None else []
@@ -125,7 +126,9 @@ def begin_attempt(
     attempt = ledger.new_attempt(run.run, flow_run.get_id(), max(numbers, default=0) + 1, changed=changed, command=command)
     for path, content in _given_files(loaded).items():
         ledger.run_storage(run.run).write_bytes(f"code/{path}", content)
-    tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
+    last = next((each for each in newest if each.number == numbers[-1] and each.sent_to is not None), None)
+    tracker = _open_tracker(ledger, run, attempt, loaded, tags or {}, recovers=last is None)
+    shown = last.stages if last is not None and (last.status, last.sent_to) == ("done", tracker.run_id) else []
     return RunContext(
         project=loaded.project,
         keys=keys,
@@ -140,6 +143,7 @@ def begin_attempt(
         stopping=stopping,
         will_train=will_train,
         before=before,
+        shown=frozenset(stage["key"] for stage in shown),
     )
 
 
@@ -278,7 +282,9 @@ def check_needs(
         need_ray.reporter.warn(warning)
 
 
-def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tags: Mapping[str, str]) -> Tracker:
+def _open_tracker(
+    ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tags: Mapping[str, str], *, recovers: bool
+) -> Tracker:
     """Record the beginning of the attempt here, in Prefect and at the tracker; if that fails, record its end."""
     tracking = TRACKERS.get(run.tracker)
     try:
@@ -296,6 +302,7 @@ def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec
             params=run.spec,
             attempt=attempt.number,
             outbox=ledger.run_storage(run.run),
+            recovers=recovers,
         )
     except BaseException as error:
         stopped = stop_behind(error)

@@ -24,7 +24,6 @@ import io
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -132,6 +131,8 @@ class Attempt(Section):
     prefect_flow_run_id: str | None = None
     prefect_missed_end: bool = False
     """Prefect's server was away when the attempt ended: a later command reports the end."""
+    sent_to: str | None = None
+    """The tracked run that has all its records; None while the outbox may hold some, as where it did not end by itself."""
     exactness: str | None = None
     """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
     resumed_from_step: int | None = None
@@ -346,9 +347,14 @@ class Ledger:
         """Read a run's attempts, in order."""
         return [*self._attempts(run_id, self.attempt_numbers(run_id))]
 
-    def left_open(self, run_id: str, numbers: Sequence[int]) -> list[Attempt]:
-        """Read the attempts after the newest closed one, in order: it has closed those before it."""
-        return [*takewhile(lambda attempt: attempt.is_open, self._attempts(run_id, reversed(numbers)))][::-1]
+    def newest_attempts(self, run_id: str, numbers: Sequence[int]) -> list[Attempt]:
+        """Read the attempts from the newest closed one on, in order: it has closed those before it."""
+        found: list[Attempt] = []
+        for attempt in self._attempts(run_id, reversed(numbers)):
+            found.insert(0, attempt)
+            if not attempt.is_open:
+                break
+        return found
 
     def _attempts(self, run_id: str, numbers: Iterable[int]) -> Iterator[Attempt]:
         paths = (f"runs/{run_id}/attempts/{number:04d}.json" for number in numbers)

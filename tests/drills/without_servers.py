@@ -92,10 +92,10 @@ def run_here(
     with contextlib.ExitStack() as held:
         before = None
         while True:
-            with choosing_a_run(project.storage, project.spec.name, stopping.give_up):
+            with choosing_a_run(project.storage, project.spec.name, stopping.give_up) as at_work:
                 held.close()
                 ctx = opening.open_attempt(
-                    request, ConsoleReporter(), stopping, _NoRay(), held, before  # type: ignore[arg-type]
+                    request, ConsoleReporter(), stopping, _NoRay(), held, before, at_work  # type: ignore[arg-type]
                 )  # fmt: skip
             before = ctx.before
             try:

@@ -140,7 +140,8 @@ class Sender:
         """Whether a refused point was reported."""
         self._unsaved = False
         """Whether the outbox lacks an operation, or holds one that was sent."""
-        self._saved = False
+        self.keeps_outbox = False
+        """Whether there is an outbox, or may be one."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="penstock-tracking", daemon=True)
 
@@ -155,7 +156,7 @@ class Sender:
         """
         with self._changed:
             self._queue.extend(each for each in left.operations if not (goes_on and each.kind == "status"))
-            self._saved = self._unsaved = bool(left.operations or left.points)
+            self.keeps_outbox = self._unsaved = bool(left.operations or left.points)
         return [Point(*point) for point in left.points]
 
     def put_points(self, points: list[Point]) -> None:
@@ -202,7 +203,7 @@ class Sender:
                 self._failed(error, chunk[0])
             else:
                 self._sent(chunk)
-            if self._unsaved and (self._failures or self._saved):
+            if self._unsaved and (self._failures or self.keeps_outbox):
                 self._save(everything=False)
 
     def _next(self) -> list[Point] | list[Operation]:
@@ -284,10 +285,10 @@ class Sender:
             points = ((item.t_ms, item.step, dict(item.values)) for item in self._queue if isinstance(item, Point))
             kept = tuple(itertools.islice(points, None if everything else _KEPT_POINTS))
             self._unsaved = False
-        self._saved |= bool(operations or kept)  # also where it is written and the answer is lost
+        self.keeps_outbox |= bool(operations or kept)  # also where it is written and the answer is lost
         try:
-            if self._saved:
+            if self.keeps_outbox:
                 Outbox(operations=operations, points=kept).save(self._outbox)
-            self._saved = bool(operations or kept)
+            self.keeps_outbox = bool(operations or kept)
         except Exception as error:  # a storage that fails must not end the thread that sends
             _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), first_line(error))

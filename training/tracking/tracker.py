@@ -101,6 +101,7 @@ class Tracker(ABC):
         params: Mapping[str, Any] | None = None,
         attempt: int = 1,
         outbox: Storage | None = None,
+        recovers: bool = True,
     ) -> Self:
         """Create the run, or reopen `run_id`, with status RUNNING.
 
@@ -112,6 +113,7 @@ class Tracker(ABC):
             params: the resolved spec, nested.
             attempt: 1 for the first try of this run.
             outbox: where unsent records may wait for the next attempt or for `repair`.
+            recovers: whether an earlier attempt may have left some there.
 
         Raises:
             ServiceError: the service does not answer or refuses.
@@ -119,7 +121,7 @@ class Tracker(ABC):
         run = cls.begin(tracking_uri, experiment, run_name, run_id, begun=attempt > 1)
         sender = Sender(run, outbox)
         tracker = cls(run, tracking_uri, sender)
-        tracker.points(sender.recover(Outbox.load(outbox), goes_on=True))
+        tracker.points(sender.recover(Outbox.load(outbox if recovers else None), goes_on=True))
         sender.start()
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
@@ -271,6 +273,11 @@ class Tracker(ABC):
         if left:
             _log.warning("%d tracking records are unsent; the next `penstock run` or `penstock status` sends them", left)
         return left
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether, once closed, the service has all records and no outbox is left."""
+        return not self._sender.keeps_outbox
 
     def _take(self, point: Point) -> Point:
         """Reduce a point to its new values, and remember them. Holds the lock."""

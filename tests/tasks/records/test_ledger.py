@@ -80,15 +80,15 @@ def test_number_of_torn_attempt_is_not_reused(tmp_path: Path) -> None:
 def test_attempts_are_read_back_to_the_newest_closed_one(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     ledger = Ledger(storage)
-    assert ledger.left_open("r", []) == []
+    assert ledger.newest_attempts("r", []) == []
     made = [ledger.new_attempt("r") for _ in range(5)]
     missed = {"status": "done", "prefect_missed_end": True}
     for attempt, end in zip(made, ({"status": "done"}, {"status": "done"}, {"status": "killed"}, missed), strict=False):
         ledger.save_attempt("r", attempt.model_copy(update=end))
     numbers = ledger.attempt_numbers("r")
-    assert [attempt.number for attempt in ledger.left_open("r", numbers)] == [4, 5]
+    assert [attempt.number for attempt in ledger.newest_attempts("r", numbers)] == [3, 4, 5]
     storage.write_bytes("runs/r/attempts/0005.json", b"{")
-    assert [attempt.number for attempt in ledger.left_open("r", numbers)] == [4]
+    assert [attempt.number for attempt in ledger.newest_attempts("r", numbers)] == [3, 4]
     assert ledger.new_attempt("r", number=max(numbers) + 1).number == 6
 
 

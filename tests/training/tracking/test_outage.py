@@ -105,7 +105,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     server.kill()
     ended.log_metrics({"test/accuracy": 0.9}, step=10)
     ended.log_json("figures/curve.json", {"a": 1})
-    assert ended.close("FINISHED", drain_s=1.0) == 3
+    assert ended.close("FINISHED", drain_s=1.0) == 3 and not ended.all_sent
     left = Storage(str(tmp_path / "ended" / "run"))
     assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left) == "UNKNOWN"
     execute(first, range(1501, 1551))
@@ -121,7 +121,7 @@ def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path:
     second = open_tracker(server, tmp_path, run_id=first.run_id, attempt=2)
     second.points(read_journal(storage, 1550, after_step=second.complete_step()))
     execute(second, range(1551, 1651), shift=7)
-    assert second.close("FINISHED", drain_s=120) == 0
+    assert second.close("FINISHED", drain_s=120) == 0 and second.all_sent
     check_history(server, first.run_id, 1650)
     client = MlflowClient(server.uri)
     assert client.get_run(first.run_id).info.status == "FINISHED"
