@@ -8,7 +8,8 @@ peak of memory is its own, and stands beside the same one on a hundredth.
 
 `epoch` reads a whole epoch of a rank from a store, whose shards are of 16 rows each and differ in eight bytes. `reused` runs
 all stages up to the order again, of as many source files in a store as there are shards: the records of the run before are
-made up. `columns` prepares 200 rows of CSV with so many columns.
+made up. `columns` prepares 200 rows of CSV with so many columns. `wide` and `heavy` are whole runs by the command, `read` to
+`register`, on Parquet: rows of so many columns with 1,000 classes, and rows of so many megabytes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -65,6 +67,12 @@ RUNS = (20, 2000)
 
 COLUMNS = (1000, 20_000)
 """Columns of the widest rows."""
+
+WIDE = (500, 5_000)
+"""Columns of rows with 1,000 classes."""
+
+HEAVY = (7, 70)
+"""Megabytes of the heaviest rows."""
 
 WINDOWED = {"mode": "windowed", "window_rows": 64 * ROWS}
 ORDERS: dict[str, dict[str, Any]] = {
@@ -456,6 +464,62 @@ def columns_case(folder: Path, columns: int, _variant: str) -> dict[str, Any]:
     return {"cpu_s": time.process_time() - began, "peak_mb": _peak_mb()}
 
 
+_NET = """
+import torch
+class Net:
+    def build_model(self, schema):
+        return torch.nn.Linear({inputs}, schema.num_classes)
+    def predict(self, model, batch):
+        return model(batch["x"].view(len(batch["x"]), {inputs}, -1).mean(2))
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["y"])
+"""
+
+
+def wide_case(folder: Path, columns: int, _variant: str) -> dict[str, Any]:
+    """Run 20,000 rows of so many columns and 1,000 classes to a registered model."""
+    random, names = np.random.default_rng(0), [f"c{number}" for number in range(columns)]
+    values = (dict(zip(names, random.standard_normal((columns, 5000), np.float32), strict=True)) for _ in range(4))
+    tables = (pa.table({**part, "y": random.permutation(5000) % 1000}) for part in values)
+    steps = "[standard_scaler: {columns: '*'}, concatenator: {columns: '*', output: x}, label_encoder]"
+    return _whole_run(folder / f"wide-{columns}", tables, steps, inputs=columns, batch_rows=256)
+
+
+def heavy_case(folder: Path, megabytes: int, variant: str) -> dict[str, Any]:
+    """Run 12 rows of so many megabytes to a registered model, a row a step; `variant` rows lie in a file."""
+    random, rows, width = np.random.default_rng(0), int(variant), megabytes * 250_000
+    flat = (pa.array(random.standard_normal(rows * width, np.float32)) for _ in range(12 // rows))
+    tables = (pa.table({"x": pa.FixedSizeListArray.from_arrays(part, width), "y": np.arange(rows) % 2}) for part in flat)
+    return _whole_run(folder / f"heavy-{megabytes}", tables, "[]", inputs=50, batch_rows=1)
+
+
+def _whole_run(own: Path, tables: Iterator[pa.Table], steps: str, *, inputs: int, batch_rows: int) -> dict[str, Any]:
+    """Run a pipeline by the command: seconds of its stages, and the most private memory of its processes by their names."""
+    shutil.rmtree(own, ignore_errors=True)
+    (own / "rows").mkdir(parents=True)
+    for number, table in enumerate(tables):
+        pq.write_table(table, own / "rows" / f"{number}.parquet")
+    (own / "model.py").write_text(_NET.format(inputs=inputs))
+    (own / "pipeline.yaml").write_text(
+        "name: rows\ndata:\n  format: parquet\n  train: rows/\n  label: y\n  validation: {fraction: 0.1, by: row}\n"
+        f"  test: {{fraction: 0.1, by: row}}\npreprocess: {steps}\n"
+        f"train: {{recipe: model.py:Net, batch_rows: {batch_rows}, epochs: 2, workers: 1}}\n"
+    )
+    began, peaks = time.monotonic(), dict[str, float]()
+    command = [sys.executable, "-m", "penstock", "run", "pipeline.yaml", "--json"]
+    with subprocess.Popen(command, cwd=own, stdout=subprocess.PIPE, text=True) as run:
+        while run.poll() is None:
+            for process in [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, OSError, StopIteration, IndexError):  # it has ended
+                    name = "the command" if process.pid == run.pid else process.cmdline()[0]
+                    peaks[name] = max(peaks.get(name, 0.0), _status_mb(process.pid, "RssAnon"))
+            time.sleep(0.2)
+        assert not run.returncode and run.stdout is not None, f"the run ended with {run.returncode}"
+        stages = {stage["name"]: stage["seconds"] for stage in json.loads(run.stdout.read())["stages"]}
+    named = {name: mb for name, mb in peaks.items() if name == "the command" or name.startswith("ray::")}
+    return {"seconds": time.monotonic() - began, "stages_s": stages, "peak_mb": named}
+
+
 def ledger_case(folder: Path, runs: int, _variant: str) -> dict[str, Any]:
     """Time commands on a ledger of so many runs, each with an attempt, as CPU seconds with those of their imports."""
     from penstock.flows.spec_file import load_spec
@@ -507,8 +571,12 @@ def _starts(feed: CachedFeed, count: int) -> Iterator[int]:
 
 def _peak_mb() -> float:
     """Peak of this process's own memory and of the files that it maps; `ru_maxrss` would begin with that of the parent."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e3
+    return _status_mb("self", "VmHWM")
+
+
+def _status_mb(process: int | str, field: str) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1e3
 
 
 CASES = {
@@ -521,6 +589,8 @@ CASES = {
     "rerun": rerun_case,
     "ledger": ledger_case,
     "columns": columns_case,
+    "wide": wide_case,
+    "heavy": heavy_case,
 }
 
 
@@ -548,6 +618,10 @@ def main() -> None:
         found.setdefault("ledger", {})[str(runs)] = _apart("ledger", runs, "-")
     for columns in COLUMNS:
         found.setdefault("columns", {})[str(columns)] = _apart("columns", columns, "-")
+    for columns in WIDE:
+        found.setdefault("wide", {})[str(columns)] = _apart("wide", columns, "-")
+    for megabytes in HEAVY:
+        found.setdefault("heavy", {})[str(megabytes)] = _apart("heavy", megabytes, "4")
     save(options.out, "scale", {"machine": describe(("numpy", "pyarrow", "torch")), **found})
 
 

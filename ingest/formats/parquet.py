@@ -26,6 +26,9 @@ __all__ = ["ParquetFormat", "ParquetReader"]
 _BATCH_BYTES = 64 << 20
 """Of all columns, decoded at a time."""
 
+_HEAVY_ROW_BYTES, _STREAM_BYTES = 1 << 20, 8 << 20
+"""Decoded rows from which on a row group of more than a batch is read in requests of so many bytes, and not held whole."""
+
 
 class ParquetFormat(Format):
     """Columns with their types; encoded images too, as structs with the field `bytes`."""
@@ -158,12 +161,21 @@ def _open_parquet(file: SourceFile, batch_rows: int = 0) -> Iterator[pq.ParquetF
         try:
             opened = partial(pq.ParquetFile, source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
             parquet = opened(pre_buffer=True)
+            opened = partial(opened, metadata=parquet.metadata)
             texts = [field.name for field in parquet.schema_arrow if is_text(field.type)]
-            if texts and batch_rows and _longest(partial(opened, metadata=parquet.metadata), texts) * batch_rows > _BATCH_BYTES:
-                parquet = opened(metadata=parquet.metadata, read_dictionary=texts, pre_buffer=True)
+            shared = texts if texts and batch_rows and _longest(opened, texts) * batch_rows > _BATCH_BYTES else None
+            streams = batch_rows > 0 and _is_heavy(parquet.metadata)
+            if shared or streams:
+                parquet = opened(read_dictionary=shared, pre_buffer=not streams, buffer_size=_STREAM_BYTES * streams)
         except OSError as error:
             raise _encrypted(file) if "encrypted" in str(error) else error from None
         yield parquet
+
+
+def _is_heavy(metadata: pq.FileMetaData) -> bool:
+    """Whether a row group holds several rows that are large: what is read ahead of it would be as much as it is."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return any(group.total_byte_size > max(_BATCH_BYTES, group.num_rows * _HEAVY_ROW_BYTES) for group in groups)
 
 
 def _longest(opened: Callable[..., pq.ParquetFile], texts: list[str]) -> int:

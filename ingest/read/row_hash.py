@@ -38,6 +38,9 @@ _DICTIONARY_MEAN_BYTES = 64
 _LANES_AT_ONCE = 1 << 16
 """Words of 8 bytes that are mixed by one call: a row may have millions."""
 
+_ENTRIES_AT_ONCE = 1 << 19
+"""Entries of lists that are hashed at once: the arrays for it take ten times their bytes."""
+
 
 def hash_columns(table: pa.Table, names: Iterable[str]) -> Hashes:
     """Hash each row over the named columns, of canonical types: uint64 [rows]. The order of the names does not matter.
@@ -209,13 +212,13 @@ def _hash_fixed_list(array: pa.Array) -> Hashes:
         absent = flat.is_null().to_numpy(zero_copy_only=False).reshape(len(array), size)[small]
         hashes[small] = np.where(absent.any(axis=1), _mix(hashes[small] ^ _hash_lanes(absent)), hashes[small])
     if not small.all():
-        wide = pc.filter(flat, pa.array(np.repeat(~small, size)))
+        wide = pc.filter(flat, pa.array(np.repeat(~small, size))) if small.any() else flat
         hashes[~small] = _hash_entries(wide, int((~small).sum()))
     return hashes
 
 
 def _hash_entries(flat: pa.Array, rows: int) -> Hashes:
-    return _combined(_hash_array(flat), np.arange(rows + 1, dtype=np.int64) * (len(flat) // max(1, rows)))
+    return _combined(flat, np.arange(rows + 1, dtype=np.int64) * (len(flat) // max(1, rows)))
 
 
 def _hash_list(array: pa.Array) -> Hashes:
@@ -223,7 +226,7 @@ def _hash_list(array: pa.Array) -> Hashes:
     offsets = _offsets(array, np.int64 if large else np.int32)
     items = array.values
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    return _combined(_hash_array(items.slice(first, last - first)), offsets - first)
+    return _combined(items.slice(first, last - first), offsets - first)
 
 
 def _hash_lanes(rows: np.ndarray) -> Hashes:
@@ -240,11 +243,15 @@ def _hash_lanes(rows: np.ndarray) -> Hashes:
     return _mix(total)
 
 
-def _combined(items: Hashes, offsets: np.ndarray) -> Hashes:
-    """Lists of hashed items: the sum of the items mixed with their positions, and the length. `offsets` int64 [rows + 1]."""
-    lengths = np.diff(offsets)
-    positions = np.arange(len(items), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-    # Mixed twice: once would be what hashes an item, and [0, 0] would equal [1, 1].
-    placed = _mix(items + _mix(_mix(positions.view(np.uint64)) ^ _LIST_TAG))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(placed, dtype=np.uint64)])
-    return _mix(sums[offsets[1:]] - sums[offsets[:-1]] + _mix(lengths.view(np.uint64) ^ _LIST_TAG))
+def _combined(flat: pa.Array, offsets: np.ndarray) -> Hashes:
+    """Lists of items: the sum of their hashes mixed with their positions, and the length. `offsets` int64 [rows + 1]."""
+    before, total = np.zeros(len(offsets), np.uint64), np.uint64(0)
+    for first in range(0, len(flat), _ENTRIES_AT_ONCE):
+        items = _hash_array(flat.slice(first, _ENTRIES_AT_ONCE))
+        ends = np.clip(offsets - first, 0, len(items))
+        positions = np.arange(first, first + len(items), dtype=np.int64) - np.repeat(offsets[:-1], np.diff(ends))
+        # Mixed twice: once would be what hashes an item, and [0, 0] would equal [1, 1].
+        placed = _mix(items + _mix(_mix(positions.view(np.uint64)) ^ _LIST_TAG))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(placed, dtype=np.uint64)]) + total
+        before, total = np.where(ends > 0, sums[ends], before), sums[-1]
+    return _mix(np.diff(before) + _mix(np.diff(offsets).view(np.uint64) ^ _LIST_TAG))
