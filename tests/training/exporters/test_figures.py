@@ -62,7 +62,7 @@ def test_curves_are_those_of_scikit_learn() -> None:
     )
 
 
-def test_names_with_dollars_are_no_formulas() -> None:
+def test_names_with_dollars_are_drawn_as_written() -> None:
     schema = of_classes(2).model_copy(update={"classes": ("$_$", "$x^2^3$")})
     target = torch.tensor([0, 1, 1])
     answers = judged(schema, 9 * torch.nn.functional.one_hot(target, 2).float(), target)
