@@ -259,6 +259,7 @@ def test_tracked_files_hide_secrets_and_many_are_compact(
         snapshot=source.snapshot(),
         storage=source.storage,
         tracker=tracker,
+        shown=frozenset(),
     )
     MATERIALIZE.publish(ctx, manifest.model_dump(mode="json"))
     text = sent["data/files.json"].decode()
