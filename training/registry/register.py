@@ -75,7 +75,7 @@ _READABLE_TAGS = ("penstock.run",)
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
     """Log the model to the tracker's run and register it. A second call with the same key gives the same version.
 
-    At most 1 MB of the example is kept.
+    At most 1 MB of the example is kept, or one row of at most 16 MB.
 
     Raises:
         ServiceError: MLflow does not answer for two minutes, or refuses.
@@ -175,7 +175,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in files}},
             code_paths=[str(ours)],
             signature=_signature(form_of(model), answer),
-            input_example=rows,
+            input_example=rows if len(rows) else None,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
         )
@@ -203,9 +203,9 @@ def _archive_code(archive: Path) -> None:
 
 
 def few_rows(example: pa.Table) -> pa.Table:
-    """The first rows of `example`, about 1 MB of them at most; one is always left."""
+    """Return the first rows of `example`, about 1 MB, or one of at most 16 MB: MLflow writes them as JSON."""
     row_bytes = max(1, example.nbytes // max(1, example.num_rows))
-    return example.slice(0, max(1, _EXAMPLE_BYTES // row_bytes))
+    return example.slice(0, max(int(row_bytes <= 16 * _EXAMPLE_BYTES), _EXAMPLE_BYTES // row_bytes))
 
 
 def _plain_images(rows: pa.Table) -> pa.Table:

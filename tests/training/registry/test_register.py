@@ -389,3 +389,12 @@ def test_register_refusal_is_reported(uri: str, arguments: dict[str, Any]) -> No
 
 def test_large_example_is_cut() -> None:
     assert register.few_rows(pa.table({"image": [bytes(65536)] * 64, "age": [0.0] * 64})).num_rows == 15
+    assert register.few_rows(pa.table({"image": [bytes(2 << 20)] * 2})).num_rows == 1
+    assert register.few_rows(pa.table({"image": [bytes(17 << 20)]})).num_rows == 0
+
+
+def test_model_of_heavy_rows_has_no_example(uri: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register, "_EXAMPLE_BYTES", 0)
+    registered = run_register(uri, arguments)
+    root = Path(MlflowClient(uri).get_logged_model(registered.model_id).artifact_location.removeprefix("file://"))
+    assert (root / "artifacts/model.safetensors").exists() and not (root / "input_example.json").exists()
