@@ -135,7 +135,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
             ("data.validation.fraction", f"validation and test together take {fractions:g} of the rows; leave some to train")
         )
     if spec.data.columns is not None and spec.data.label is not None and spec.data.label not in spec.data.columns:
-        problems.append(("data.columns", f"the label {spec.data.label!r} is not among the columns read; add it"))
+        advice = "add it, or take data.columns out if a transform makes it"
+        problems.append(("data.columns", f"the label {spec.data.label!r} is not among the columns read; {advice}"))
     if spec.data.any_type and train.loop is None:
         problems.append(
             ("data.any_type", f"only a function (train.loop) takes columns that are not numbers, not {train.framework}")
@@ -263,6 +264,15 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(("register.promote", "no alias is set that could move; set register.alias"))
     if promote.floors and not spec.evaluate.slices:
         problems.append(("register.promote.floors", "they are of slices; name the columns in evaluate.slices"))
+    columns = [each if isinstance(each, str) else next(iter(each)) for each in spec.evaluate.slices]
+    problems += [
+        ("register.promote.floors", f"{key!r} is not one of evaluate.slices ({', '.join(columns)}), nor a slice of it")
+        for key in promote.floors
+        if columns and not any(column in key for column in columns)
+    ]
+    name, measured = promote.metric.rpartition("/")[2], spec.evaluate.metrics
+    if promote.floors and measured is not None and name not in measured:
+        problems.append(("register.promote.floors", f"they need {promote.metric} of slices; add {name} to evaluate.metrics"))
     return problems
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from penstock.errors import SpecError
 from penstock.flows.history.drift import compare_data
-from penstock.flows.history.metrics import better_sign, main_metric, sort_by_split
+from penstock.flows.history.metrics import is_better, main_metric, sort_by_split
 from penstock.flows.history.which_run import RunNames
 from penstock.ingest.schema import METRICS_OF, SPLITS, Split
 from penstock.messages import capped, counted
@@ -145,7 +145,7 @@ def _compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
         entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
         if name in was and name in now:
             entry["difference"] = difference = now[name] - was[name]
-            entry["better"] = None if difference == 0 else better_sign(after, name) * difference > 0
+            entry["better"] = is_better(after, name, difference)
         found.append(entry)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.flows.history.metrics import better_sign, main_metric
+from penstock.flows.history.metrics import is_better, main_metric
 from penstock.flows.history.which_run import RunNames
 from penstock.flows.verbs.status import sweeps_among
 from penstock.messages import capped
@@ -77,7 +77,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "metric": metric,
         "value": value,
         "difference": difference,
-        "better": None if not difference or metric is None else better_sign(run, metric) * difference > 0,
+        "better": is_better(run, metric, difference) if difference and metric is not None else None,
         "model_uri": attempt.model_uri,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.tasks.records.ledger import Run
-from penstock.training.spec import LOWER_IS_BETTER, BestSpec
+from penstock.training.spec import HIGHER_IS_BETTER, LOWER_IS_BETTER, BestSpec
 
-__all__ = ["better_sign", "main_metric", "sort_by_split"]
+__all__ = ["better_sign", "is_better", "main_metric", "sort_by_split"]
 
 
 def main_metric(run: Run) -> str | None:
@@ -23,11 +23,18 @@ def main_metric(run: Run) -> str | None:
 
 
 def better_sign(run: Run, metric: str) -> int:
-    """Return 1 if more is better, -1 if less is."""
+    """Return 1 if more is better, -1 if less is, and 0 if that is not known, as of a value that user code logs."""
     best = (run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}
     if str(best.get("metric")).rpartition("/")[2] == metric.rpartition("/")[2]:
         return 1 if BestSpec.model_validate(best).mode == "max" else -1
-    return -1 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1
+    name = metric.rpartition("/")[2]
+    return -1 if name in LOWER_IS_BETTER else int(name in HIGHER_IS_BETTER)
+
+
+def is_better(run: Run, metric: str, difference: float) -> bool | None:
+    """Return whether a metric that differs by so much is better; None if it is equal, or the direction is not known."""
+    better = better_sign(run, metric) * difference
+    return better > 0 if better else None
 
 
 def sort_by_split(metrics: Iterable[str]) -> list[str]:

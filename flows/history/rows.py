@@ -123,7 +123,7 @@ def _step_row_ids(
 
 def _no_such_step(step: int, last: int | None) -> SpecError:
     return SpecError(
-        f"there is no step {step}" + (f": the run has 1 to {last:,}" if last is not None else ""),
+        f"there is no step {step}: " + ("the first is 1" if last is None else f"the run has 1 to {last:,}"),
         next_step="give another --step",
     )
 

@@ -84,7 +84,7 @@ class RunNames:
             return None
         newest, metric = measured[-1], str(main_metric(measured[-1]))
         comparable = [run for run in measured if metric in run.result["metrics"]]
-        return max(comparable, key=lambda run: better_sign(newest, metric) * run.result["metrics"][metric])
+        return max(comparable, key=lambda run: (better_sign(newest, metric) or 1) * run.result["metrics"][metric])
 
     def _of_version(self, name: str) -> Run | None:
         """Find the run that made a version of the model: `models:/name/3`, `name/3`, `3` or `v3`."""

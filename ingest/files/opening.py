@@ -289,5 +289,5 @@ def read_problem(uri: str, error: Exception) -> DataError | ServiceError:
         return store_problem(uri, error)
     return DataError(
         f"{uri}: {text or type(error).__name__}",
-        next_step="write or fetch the file again, see that it may be read, or leave it out (data.train: .../part-*)",
+        next_step="write or fetch the file again, see that it may be read, or move it out of the folder",
     )

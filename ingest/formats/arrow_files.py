@@ -71,7 +71,7 @@ def _keep_dataset(dataset: Any, storage: Storage, name: str) -> str:
 
 
 def _no_rows(name: str) -> DataError:
-    return DataError(f"{name} gave no rows", next_step=f"let it return or yield {GIVEN}")
+    return DataError(f"{name} gave no rows", next_step=f"give it one row or more, as {GIVEN}")
 
 
 def write_rows(storage: Storage, path: str, value: Any, name: str) -> list[bytes]:

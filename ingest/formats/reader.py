@@ -250,7 +250,7 @@ def _not_readable(file: SourceFile, format: str, error: Exception) -> Exception:
     return DataError(f"{file.uri}: damaged, cut off, or not {format} ({shown})", next_step=_AGAIN)
 
 
-_AGAIN = "write or fetch the file again, or leave it out with a glob (data.train: .../part-*)"
+_AGAIN = "write or fetch the file again, or move it out of the folder"
 
 
 def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -247,7 +247,7 @@ def test_what_an_unfinished_run_refuses_and_what_runs_beside_it(tmp_path: Path) 
     command.wait_for("the attempt", lambda: f"run {killed['run']}, attempt 2" in command.said)
     command.kill()
     refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
-    assert refused["error"]["problems"] == ["shuffle.lanes_at_most: 64 -> 32", "train.batch_rows: 64 -> 32"]
+    assert refused["error"]["problems"] == ["shuffle.lanes of batch_rows: 64 -> 32", "train.batch_rows: 64 -> 32"]
     command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
     assert refused["error"]["next"].endswith(command_line)
     begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")

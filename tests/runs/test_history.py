@@ -110,6 +110,8 @@ def test_the_rows_of_a_step_are_named_by_file_line_and_values(nights_file: Path,
     assert {row["file"] for row in older["rows"]} == {f"train/{FIRST}"}, "the rows of that night, and not of the newest"
     with pytest.raises(SpecError, match="there is no step 109: the run has 1 to 108"):
         rows_of_step(nights_file, "last", 109)
+    with pytest.raises(SpecError, match="there is no step 0: the first is 1"):
+        rows_of_step(nights_file, "last", 0)
     assert f"train/{rows[0]['file'].removeprefix('train/')}:{rows[0]['line']}  mean radius=" in said(
         "rows", "last", "--step", "10", "--file", nights_file
     )

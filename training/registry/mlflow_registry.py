@@ -117,6 +117,10 @@ class MlflowRegistry:
         held = _aliases(client, name)
         holder, before = held.get(alias), held.get(PREVIOUS)
         if holder is None or before in (None, holder):
+            if holder is None and held:
+                aliases = ", ".join(sorted(held.keys() - {PREVIOUS}))
+                next_step = f"name one that it has ({aliases}), as in: penstock rollback {name}@ALIAS"
+                raise SpecError(f"model {name!r} has no alias {alias!r}", next_step=next_step)
             held_by = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
             raise SpecError(
                 f"model {name!r} has nothing to roll alias {alias!r} back to: {held_by or 'no version of it has an alias'}",

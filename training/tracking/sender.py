@@ -231,7 +231,7 @@ class Sender:
         return points, self._draining > 0
 
     def _deliver(self, chunk: list[Point] | list[Operation]) -> None:
-        """Send one request. A refusal drops it: the server will never take it.
+        """Send one request. A refusal drops an operation or a point: the server will never take it. Many points are halved.
 
         Raises:
             Exception: the same request may succeed later.
@@ -247,10 +247,13 @@ class Sender:
                 raise
             if isinstance(first, Operation):
                 _log.warning("the tracking server refuses %s: %s", first.kind, first_line(error))
+            elif len(chunk) > 1:
+                for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+                    self._deliver(half)
             elif not self._warned:
                 self._warned = True
-                text = "the tracking server refuses %d points, from step %d on, and maybe later ones: %s"
-                _log.warning(text, len(chunk), first.step, first_line(error))
+                text = "the tracking server refuses the point of step %d, and maybe later ones: %s"
+                _log.warning(text, first.step, first_line(error))
 
     def _sent(self, chunk: list[Point] | list[Operation]) -> None:
         with self._changed:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.flows.history.comparison import _describe_metric, _notable
-from penstock.flows.history.metrics import better_sign, main_metric
+from penstock.flows.history.metrics import better_sign, is_better, main_metric
 from penstock.flows.history.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
@@ -73,6 +73,12 @@ def test_runs_are_compared_on_test_rows(metrics: dict[str, float], metric: str |
     run = Run(run="r", pipeline="p", created="", spec=spec, result={"metrics": metrics})
     assert main_metric(run) == metric
     assert metric is None or better_sign(run, metric) == sign
+
+
+def test_value_of_unknown_direction_is_neither_better_nor_worse() -> None:
+    run = Run(run="r", pipeline="p", created="", spec={"train": {}})
+    found = [is_better(run, f"test/{name}", -0.5) for name in ("largest", "loss", "accuracy")]
+    assert found == [None, True, False] and is_better(run, "test/loss", 0.0) is None
 
 
 def test_equal_metric_has_no_interval() -> None:

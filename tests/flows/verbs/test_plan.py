@@ -55,7 +55,7 @@ def test_plan_of_refused_run_fails_with_its_stages(tmp_path: Path, monkeypatch: 
     ledger.make_current(begun)
     with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as forbidden:
         plan_pipeline(load_spec(file, ["train.batch_rows=32"]))
-    assert forbidden.value.problems == ("shuffle.lanes_at_most: 64 -> 32", "train.batch_rows: 64 -> 32")
+    assert forbidden.value.problems == ("shuffle.lanes of batch_rows: 64 -> 32", "train.batch_rows: 64 -> 32")
     with pytest.raises(PreflightError, match=r"train\.cpus_per_worker: 64 needs 128"):  # as `run`, also of a run that has begun
         plan_pipeline(load_spec(file, ["train.cpus_per_worker=64", "train.workers=2"]))
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")

@@ -152,6 +152,9 @@ def test_rollback_exchanges_alias_and_previous(tmp_path: Path) -> None:
     MLFLOW.give_alias(uri, "m", "live", "1")
     with pytest.raises(SpecError, match=r"nothing to roll alias 'live' back to: live is version 1"):
         MLFLOW.roll_back(uri, "m", "live")
+    with pytest.raises(SpecError, match="model 'm' has no alias 'lvie'") as refused:
+        MLFLOW.roll_back(uri, "m", "lvie")
+    assert refused.value.next_step == "name one that it has (live), as in: penstock rollback m@ALIAS"
     for _ in range(2):
         MLFLOW.give_alias(uri, "m", "live", "2")
         assert MLFLOW.aliases(uri, "m") == {"live": "2", "previous": "1"}

@@ -29,3 +29,14 @@ def test_promote_metric_needs_its_split(tmp_path: Path) -> None:
     ):
         (problem,) = problems_of(write(tmp_path, GOOD), of_loop[0], f"register.promote={policy}")
         assert said in problem
+
+
+def test_promote_floors_need_their_slices_and_metric(tmp_path: Path) -> None:
+    slices = "evaluate={metrics: [accuracy, f1], slices: [site, {age: [18, 30]}]}"
+    policy = "register.promote={metric: val/%s, floors: {%s: 0.7}}"
+    for slice_ in ("site", "site=007", "'age<18'"):
+        assert load_spec(write(tmp_path, GOOD), [slices, policy % ("f1", slice_)]).spec.register_.promote is not None
+    (problem,) = problems_of(write(tmp_path, GOOD), slices, policy % ("f1", "city"))
+    assert problem.endswith("register.promote.floors: 'city' is not one of evaluate.slices (site, age), nor a slice of it")
+    (problem,) = problems_of(write(tmp_path, GOOD), slices, policy % ("mcc", "site"))
+    assert problem.endswith("register.promote.floors: they need val/mcc of slices; add mcc to evaluate.metrics")

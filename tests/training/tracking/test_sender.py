@@ -129,9 +129,9 @@ def test_refused_requests_block_nothing_and_warn_once(server: FakeServer, caplog
         sender.put(operation(f"after {steps.stop}"))
     sender.start()
     assert sender.drain(60) == 0
-    assert server.steps == [0, 1, 4, 5] and "after 8" in server.log
+    assert server.steps == [0, 1, 2, 4, 5, 7] and "after 8" in server.log
     assert [record.getMessage() for record in caplog.records] == [
-        "the tracking server refuses 2 points, from step 2 on, and maybe later ones: bad point"
+        "the tracking server refuses the point of step 3, and maybe later ones: bad point"
     ]
 
 
