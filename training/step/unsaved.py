@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,18 +57,20 @@ def unsaved_state(
     """Return the values that can change and are not in the model's state_dict, by name.
 
     Args:
-        more: the `recipe`, which may be a class or a function, and objects that are compared if their classes are the user's.
+        more: the `recipe`, a class or a function, and objects that are compared if they or their classes are the user's.
         internal: attributes of objects that are not the user's.
         parts: of the model, by name; None takes its modules.
     """
     source = more["recipe"].__module__
     users = {name: each for name, each in [*sys.modules.items()] if name.startswith(CAPTURED) or name == source}
+    functions = SimpleNamespace(**{f"{name}()": each for name, each in more.items() if isinstance(each, FunctionType)})
     more = {name: each for name, each in more.items() if {kind.__module__ for kind in type(each).__mro__} & users.keys()}
-    owners = [*(model.named_modules() if parts is None else parts), *more.items()]
+    owners = [*(model.named_modules() if parts is None else parts), *more.items(), ("", functions)]
     for name, module in users.items():
         place, kinds = name.partition(".")[2], [each for each in vars(module).values() if isinstance(each, type | FunctionType)]
         owners += [(place, module), *((f"{place}.{each.__name__}", each) for each in kinds if each.__module__ == name)]
-    own, found = {id(owner) for _, owner in owners}, dict[str, object]()
+    own = {id(owner) for _, owner in owners if not isinstance(owner, FunctionType)}  # which may have a closure
+    found: dict[str, object] = {}
     if isinstance(model, nn.Module):
         state = model.state_dict(keep_vars=True)  # keeps them alive, and their ids
         own |= {id(tensor) for tensor in state.values() if isinstance(tensor, Tensor)}
@@ -132,6 +134,8 @@ def _content(value: Any, own: set[int], users: Collection[str], most: int) -> ob
         return [
             _copied(tensor, own, users) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)
         ]
+    if isinstance(value, FunctionType) and value.__module__ in users:
+        value = [cell.cell_contents for cell in value.__closure__ or ()]
     if isinstance(value, list | tuple | deque | dict | set | frozenset) and len(value) > most:
         return len(value)
     if isinstance(value, set | frozenset):

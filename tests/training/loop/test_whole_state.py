@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -341,16 +342,26 @@ def test_list_that_outgrows_the_comparison_is_unsaved_state() -> None:
 
 
 def test_unsaved_state_of_any_shape_is_compared() -> None:
+    def counter() -> Callable[[], None]:
+        calls = 0
+
+        def count() -> None:
+            nonlocal calls
+            calls += 1
+
+        return count
+
     class Odd:
         def __init__(self) -> None:
+            self.call, self.still = counter(), counter()
             self.held: list[Any] = [1]
             self.held.append(self.held)
             self.many, self.generator = [0] * 20_000, torch.Generator().manual_seed(1)
             self.large, self.text, self.late = torch.zeros(20_000), "a", None
             self.random, self.draws, self.names = random.Random(1), np.random.default_rng(1), {"b", "a"}
 
-    model, recipe = torch.nn.Linear(2, 2), Odd()
-    state = Unsaved(partial(unsaved_state, model, {"recipe": recipe}))
+    model, recipe, loss = torch.nn.Linear(2, 2), Odd(), counter()
+    state = Unsaved(partial(unsaved_state, model, {"recipe": recipe, "loss": loss}))
     assert state.changed() == []
     recipe.late = 1  # type: ignore[assignment]
     state.after_step()
@@ -360,8 +371,10 @@ def test_unsaved_state_of_any_shape_is_compared() -> None:
     recipe.held[0], recipe.text, recipe.many[0], recipe.late = 2, "b", 1, 2  # type: ignore[assignment]
     recipe.names.add("c")
     recipe.random.random(), recipe.draws.random()
+    recipe.call(), loss()
     model.weight.requires_grad_(False)
-    names = [f"recipe.{name}" for name in ("draws", "generator", "held", "large", "late", "names", "random", "text")]
+    names = [f"recipe.{name}" for name in ("call", "draws", "generator", "held", "large", "late", "names", "random", "text")]
+    names = ["loss()", *names]
     assert state.changed(most=99) == [*names, "weight.requires_grad"] and state.changed() == names[:3]
     assert state.changed(saved=["b", 2], most=99) == [
         name for name in [*names, "weight.requires_grad"] if name[-4:] not in ("text", "late")

@@ -16,7 +16,7 @@ from penstock.storage import Storage
 from penstock.training.frameworks.keras.library import build, inputs_of
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
 
-__all__ = ["OPTIMIZER", "WEIGHTS", "WHOLE", "KerasModel", "load", "read_variables", "written_variables"]
+__all__ = ["OPTIMIZER", "WEIGHTS", "WHOLE", "KerasModel", "load", "read_variables", "variables_of", "written_variables"]
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 """In a checkpoint: the model's variables, with those of its random layers, and the optimizer's. The first is registered."""
@@ -66,8 +66,17 @@ def load(spec: ModelSpec, files: Storage) -> KerasModel:
         columns = spec.feed_schema.columns
         empty = {each.name: torch.zeros(1, *each.shape, dtype=getattr(torch, each.dtype)) for each in columns}
         model(inputs_of(model, empty, spec.feed_schema, spec.code.target))
-    read_variables(files.read_bytes(WEIGHTS), model.variables, files.uri(WEIGHTS))
+    read_variables(files.read_bytes(WEIGHTS), variables_of(model), files.uri(WEIGHTS))
     return KerasModel(model, spec.feed_schema, spec.code.target)
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Return the model's variables and, with torch as backend, the buffers of modules in it, which share their memory."""
+    import keras
+
+    layers = model._flatten_layers() if keras.backend.backend() == "torch" else ()
+    buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
+    return [*model.variables, *(keras.Variable(buffer, trainable=False, name="buffer") for buffer in buffers.values())]
 
 
 def written_variables(variables: list[Any]) -> bytes:

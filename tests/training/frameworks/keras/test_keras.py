@@ -52,8 +52,8 @@ EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val
 def keras_job(folder: Path, run: str, target: str = "digits", attempt: int = 1, **spec: Any) -> TrainJob:
     job = make_job(folder, run=run, attempt=attempt)
     given = {"framework": "keras", "recipe": f"keras_models.py:{target}", "epochs": 3, "batch_rows": 32, "checkpoint": EVERY}
-    code = capture(str(given["recipe"]), Path(__file__).parent)
-    return replace(job, spec=TrainSpec.model_validate({**given, **spec}), code=code)
+    given |= spec
+    return replace(job, spec=TrainSpec.model_validate(given), code=capture(str(given["recipe"]), Path(__file__).parent))
 
 
 def train(folder: Path, attempt: int, *runs: str) -> None:
@@ -63,20 +63,20 @@ def train(folder: Path, attempt: int, *runs: str) -> None:
         print(result.status, result.state.step, result.resumed_from_step, result.exactness)
 
 
-def in_a_process(backend: str, *arguments: object) -> list[str]:
-    call = f"import pathlib; from {__name__} import train; train(pathlib.Path({arguments[0]!r}), *{arguments[1:]!r})"
+def in_a_process(backend: str, *arguments: object, function: str = "train") -> str:
+    call = f"import pathlib; from {__name__} import {function}; {function}(pathlib.Path({arguments[0]!r}), *{arguments[1:]!r})"
     command = [sys.executable, "-c", call]
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.drill
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path, backend: str) -> None:
-    assert in_a_process(backend, str(tmp_path), 1, "whole") == ["finished", "33", "None", "bit-exact"]
+    assert in_a_process(backend, str(tmp_path), 1, "whole").split() == ["finished", "33", "None", "bit-exact"]
     whole = keras_job(tmp_path, "whole")
     there = job_checkpoints(whole).committed()
     assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
@@ -85,13 +85,67 @@ def test_resume_from_any_checkpoint_ends_with_same_weights(tmp_path: Path, backe
         for item in there:
             if item.manifest.step > step:
                 shutil.rmtree(tmp_path / f"from-{step}" / "checkpoints" / item.name)
-    said = in_a_process(backend, str(tmp_path), 2, "from-8", "from-11")
+    said = in_a_process(backend, str(tmp_path), 2, "from-8", "from-11").split()
     assert said == ["finished", "33", "8", "bit-exact", "finished", "33", "11", "bit-exact"]
     for step in (8, 11):
         newest = job_checkpoints(keras_job(tmp_path, f"from-{step}")).committed()[0]
         assert newest.manifest.weights_digest == there[0].manifest.weights_digest
         assert newest.manifest.metrics == there[0].manifest.metrics
     assert there[0].manifest.metrics["val/accuracy"] > 0.5, "a guess is right in a tenth"
+
+
+VARIABLE = "same-order: {} is not a variable of the model"
+LABELS = {
+    "tracked": "bit-exact",
+    "numpy_eager": "bit-exact",
+    "closure": VARIABLE.format("scaled.scale"),
+    "loss_closure": VARIABLE.format("loss()"),
+    "seeds": VARIABLE.format("seed_generator_state"),
+    "second_optimizer": VARIABLE.format("faster_dense_bias_momentum"),
+}
+LABELS_OF = {
+    "torch": {"torch_module": "bit-exact"},
+    "tensorflow": {
+        "numpy_traced": "same-order: a traced step has constants of the random generator of Python or NumPy",
+        "tf_variable": VARIABLE.format("Variable"),
+        "tf_random": "same-order: tf.random draws from generators that are in no checkpoint",
+    },
+}
+
+
+def stateful_job(folder: Path, name: str, attempt: int = 1) -> TrainJob:
+    every = {"every_s": None, "every_steps": 2, "keep": 100}
+    return keras_job(folder, name, recipe=f"stateful_models.py:{name}", attempt=attempt, max_steps=4, checkpoint=every)
+
+
+def train_stateful(folder: Path, attempt: int, *names: str) -> None:
+    for name in names:
+        ended = KERAS.run_rank(stateful_job(folder, name, attempt), Group(0, 1, CPU), ListClient())
+        print(re.sub(r"_\d+(?=[._ ])", "", ended.exactness))  # the numbers of layers, which Keras counts in a process
+    if os.environ["KERAS_BACKEND"] == "tensorflow":
+        threads = sys.modules["tensorflow"].config.threading.get_intra_op_parallelism_threads()
+        assert threads == torch.get_num_threads(), "their number decides the order of sums, and the label compares torch's"
+
+
+@pytest.mark.slow
+@pytest.mark.drill
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_label_of_a_continued_run_is_true(tmp_path: Path, backend: str) -> None:
+    labels = LABELS | LABELS_OF[backend]
+    in_a_process(backend, str(tmp_path), 1, *labels, function="train_stateful")
+    whole = {}
+    for name in labels:
+        newest, *_ = there = job_checkpoints(stateful_job(tmp_path, name)).committed()
+        assert [item.manifest.step for item in there] == [4, 2]
+        whole[name] = newest.manifest.weights_digest
+        shutil.rmtree(tmp_path / name / "checkpoints" / newest.name)
+    given = in_a_process(backend, str(tmp_path), 2, *labels, function="train_stateful").splitlines()
+    found = dict(zip(labels, given, strict=True))
+    assert {name: label.split(", ")[0] for name, label in found.items()} == labels
+    continued = {name: job_checkpoints(stateful_job(tmp_path, name)).committed()[0].manifest.weights_digest for name in labels}
+    assert {name for name in labels if continued[name] == whole[name]} == {
+        name for name in labels if found[name] == "bit-exact"
+    }
 
 
 def reasons(ended: RankResult) -> set[str]:
