@@ -63,13 +63,7 @@ def _section(paths: list[str], model: type[Section]) -> Iterator[str]:
     yield f"\n## {title}\n\n{_first_paragraph(model)}\n"
     yield "| key | type | default | on resume | meaning |\n|---|---|---|---|---|"
     for name, info in model.in_file().items():
-        cells = (
-            f"`{name}`",
-            _type_of(info.annotation),
-            _default(info),
-            _rule(paths[0], info),
-            _cell(info.description),
-        )
+        cells = (f"`{name}`", _type_of(info.annotation), _default(info), _rule(paths[0], info), _cell(info.description))
         yield f"| {' | '.join(cells)} |"
 
 

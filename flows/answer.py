@@ -60,13 +60,7 @@ _ADVICE = {
 """errno of a file -> advice."""
 
 
-def answer(
-    work: Callable[[], dict[str, Any]],
-    as_json: bool,
-    *,
-    again: str = "",
-    run: str = "",
-) -> None:
+def answer(work: Callable[[], dict[str, Any]], as_json: bool, *, again: str = "", run: str = "") -> None:
     """Do the work, print its result, and exit with 0 or the code of its error.
 
     Args:

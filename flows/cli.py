@@ -224,9 +224,7 @@ for _panel, _verbs in _PANELS.items():
 
 
 @app.callback(invoke_without_command=True)
-def version(
-    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Hold the options of the command itself."""
     if show:
         print(f"penstock {__version__}")

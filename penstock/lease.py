@@ -172,12 +172,7 @@ def _acquire(
                 warn_at = None
             time.sleep(BRIEFLY_S)
             continue
-        holder = LeaseHolder(
-            owner=uuid.uuid4().hex,
-            process=ProcessIdentity.current(),
-            heartbeat=time.time(),
-            brief=brief,
-        )
+        holder = LeaseHolder(owner=uuid.uuid4().hex, process=ProcessIdentity.current(), heartbeat=time.time(), brief=brief)
         _HELD_HERE.add(holder.owner)  # before it can be read
         with contextlib.ExitStack() as not_held:
             # Also where it was made and the answer lost: this process must not be in its own way.

@@ -11,16 +11,7 @@ from pathlib import Path
 
 from penstock.errors import DataError, PenstockError, SpecError
 
-__all__ = [
-    "capped",
-    "combine_errors",
-    "counted",
-    "describe_error",
-    "did_you_mean",
-    "in_yaml",
-    "run_command",
-    "shorten",
-]
+__all__ = ["capped", "combine_errors", "counted", "describe_error", "did_you_mean", "in_yaml", "run_command", "shorten"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 

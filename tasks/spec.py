@@ -108,11 +108,7 @@ class PipelineSpec(Section):
         return storage
 
 
-NAMED: dict[str, Plugins[Any]] = {
-    "train.framework": FRAMEWORKS,
-    "tracking.tracker": TRACKERS,
-    "tracking.registry": REGISTRIES,
-}
+NAMED: dict[str, Plugins[Any]] = {"train.framework": FRAMEWORKS, "tracking.tracker": TRACKERS, "tracking.registry": REGISTRIES}
 """Fields that name something that packages add, by dotted path."""
 
 

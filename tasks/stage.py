@@ -166,13 +166,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
 
 
 def _done(
-    ctx: RunContext,
-    stage: Stage,
-    key: str,
-    how: Outcome,
-    started: float,
-    output: dict[str, Any],
-    because: Sequence[str],
+    ctx: RunContext, stage: Stage, key: str, how: Outcome, started: float, output: dict[str, Any], because: Sequence[str]
 ) -> StageOutcome:
     facts = stage.facts(stage.as_of_now(ctx, output) if how == "reused" else output)
     seconds = time.monotonic() - started

@@ -128,10 +128,7 @@ BUILT_ON: dict[str, list[str]] = _TABLES["built-on"]
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": (
-        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "tracker", "versions")),
-        "training/registry/",
-    ),
+    "mlflow": (*(f"training/tracking/mlflow_{part}.py" for part in ("backend", "tracker", "versions")), "training/registry/"),
     "typer": ("flows/",),
     "torch": (
         *("ingest/columns/images.py", "ingest/shuffle/row_generator.py", "ingest/feed/", "ingest/open_feed.py"),

@@ -45,10 +45,7 @@ class Rows:
             yield x, np.arange(start, start + count, dtype=np.int64)
 
 
-TABLES = {
-    "images": Rows("images", 200_000, "uint8", (32, 32, 3)),
-    "table": Rows("table", 2_000_000, "float32", (28,)),
-}
+TABLES = {"images": Rows("images", 200_000, "uint8", (32, 32, 3)), "table": Rows("table", 2_000_000, "float32", (28,))}
 
 
 @functools.cache

@@ -93,10 +93,7 @@ def measure_mosaic(name: str, rows: Rows, home: Path, world: int, seconds: float
     # It leaves lock files in the folder for temporary files, and looks through all of them when it starts.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [*command, *(["--check"] if check else [])],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"TMPDIR": folder},
+            [*command, *(["--check"] if check else [])], capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}
         )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1])

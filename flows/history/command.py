@@ -34,12 +34,7 @@ def log(file: File = HERE, as_json: Json = False) -> None:
     answer(work, as_json)
 
 
-def compare(
-    before: RunName,
-    after: RunName = "last",
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
+def compare(before: RunName, after: RunName = "last", file: FileOption = None, as_json: Json = False) -> None:
     """Compare two runs: spec, code, data, and metrics on the same rows."""
 
     def work() -> dict[str, Any]:

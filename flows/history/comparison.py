@@ -73,12 +73,7 @@ def _compare(ledger: Ledger, before: Run, after: Run) -> dict[str, Any]:
         "before": _describe_run(before),
         "after": _describe_run(after),
         "main_metric": main_metric(after),
-        "same": {
-            "data": not found.files,
-            "code": not found.code,
-            "spec": not found.spec,
-            "versions": not found.versions,
-        },
+        "same": {"data": not found.files, "code": not found.code, "spec": not found.spec, "versions": not found.versions},
         "changed": found.model_dump(mode="json", include={"spec", "versions"}),
         "code": list(found.code),
         "data": compare_data(*data, found.files),

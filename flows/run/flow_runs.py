@@ -22,15 +22,7 @@ from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
-__all__ = [
-    "NOTABLE",
-    "FlowEndedOffline",
-    "flow_result",
-    "name_at_begin",
-    "name_flow_run",
-    "remember_end",
-    "report_end",
-]
+__all__ = ["NOTABLE", "FlowEndedOffline", "flow_result", "name_at_begin", "name_flow_run", "remember_end", "report_end"]
 
 NOTABLE = "Notable"
 """Name of the completed state of a run that a person should look at; messages of a deployment go by it."""
@@ -80,12 +72,7 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
     try:
         try:
             state = perform()
-        except (
-            PrefectException,
-            httpx.HTTPError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # the flow's own are in its state
+        except (PrefectException, httpx.HTTPError, RuntimeError, ValueError) as error:  # the flow's own are in its state
             raise ServiceError(
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
                 next_step="read its log, then run the same command again: it continues",

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from penstock.flows.preflight.checks import (
-    Preflight,
-    check_cluster,
-    check_named,
-    check_recipe,
-    check_storage,
-)
+from penstock.flows.preflight.checks import Preflight, check_cluster, check_named, check_recipe, check_storage
 from penstock.flows.preflight.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, check_prefect_answers, prepare_environment, ray_cluster

@@ -23,12 +23,7 @@ from penstock.flows.verbs.status import state_of
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.progress import announce_wait
 from penstock.redact import redact_text
-from penstock.training.tracking.mlflow_store import (
-    TRAINING_VIEW,
-    database_of,
-    mlflow_uri,
-    relocate_artifacts,
-)
+from penstock.training.tracking.mlflow_store import TRAINING_VIEW, database_of, mlflow_uri, relocate_artifacts
 
 __all__ = ["serve_ui"]
 

@@ -30,15 +30,7 @@ from penstock.ingest.shuffle.sampling import check_column, make_draws, mixed_dra
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
-__all__ = [
-    "CachedFeed",
-    "batches_at_once",
-    "gathered",
-    "make_pools",
-    "open_cached_feed",
-    "select_columns",
-    "shards_in",
-]
+__all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_cached_feed", "select_columns", "shards_in"]
 
 
 GROUP_BYTES = 4 << 20

@@ -76,11 +76,7 @@ class ShardPlaces:
 
 
 def shard_rows(
-    places: ShardPlaces,
-    columns: Sequence[ColumnInfo],
-    order: Order,
-    rank: int = 0,
-    world_size: int = 1,
+    places: ShardPlaces, columns: Sequence[ColumnInfo], order: Order, rank: int = 0, world_size: int = 1
 ) -> RowGather:
     """Make the rows of shards, each in its storage, ready to be gathered in `order`.
 
@@ -205,12 +201,7 @@ class ShardBlocks:
         fetcher: fetches shards ahead; its errors are raised when the shard is opened.
     """
 
-    def __init__(
-        self,
-        places: ShardPlaces,
-        columns: Sequence[ColumnInfo],
-        max_ahead_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, places: ShardPlaces, columns: Sequence[ColumnInfo], max_ahead_bytes: int | None = None) -> None:
         self._places = places
         self._columns = tuple(columns)
         self.fetcher = _Fetcher(places, max_ahead_bytes)

@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import Block, column_view, columns_of, contiguous, rebatched
 from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, own_positions
-from penstock.ingest.feed.cached import (
-    CachedFeed,
-    batches_at_once,
-    gathered,
-    make_pools,
-    select_columns,
-)
+from penstock.ingest.feed.cached import CachedFeed, batches_at_once, gathered, make_pools, select_columns
 from penstock.ingest.feed.cursor import Feed
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
 from penstock.ingest.materialize.without_disk import MemoryDataset
@@ -58,12 +52,7 @@ class MemoryFeed(CachedFeed):
     """Reads a `MemoryDataset`. Blocks are mapped from the node's object store without a copy."""
 
     def __init__(
-        self,
-        dataset: MemoryDataset,
-        *,
-        order: Order,
-        columns: Sequence[str] | None = None,
-        **share: Unpack[ShareArguments],
+        self, dataset: MemoryDataset, *, order: Order, columns: Sequence[str] | None = None, **share: Unpack[ShareArguments]
     ) -> None:
         schema = select_columns(dataset.schema, columns)
         list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.varies for column in schema.columns) else 0

@@ -68,10 +68,7 @@ _OTHERS_FOLDERS = {
 _TABLE_FORMATS = {
     "Delta": ("_delta_log/*", "data.format: delta"),
     "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
-    "Hudi": (
-        ".hoodie/*",
-        "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
-    ),
+    "Hudi": (".hoodie/*", "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))"),
     "Spark streaming": (
         "_spark_metadata/*",
         "let Spark write the rows that count to another folder (spark.read.parquet(...).write.parquet(...))",

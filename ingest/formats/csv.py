@@ -222,9 +222,7 @@ class CsvReader(Reader):
                 skip_rows=self._form.options.skip_rows if is_first else 0,
             ),
             parse_options=arrow_csv.ParseOptions(
-                delimiter=self._form.delimiter(file),
-                quote_char=self._form.options.quote or False,
-                newlines_in_values=True,
+                delimiter=self._form.delimiter(file), quote_char=self._form.options.quote or False, newlines_in_values=True
             ),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()),

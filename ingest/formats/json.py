@@ -30,14 +30,7 @@ from penstock.ingest.formats.json_text import (
     read_head,
     unique_keys,
 )
-from penstock.ingest.formats.reader import (
-    Cuts,
-    FileFacts,
-    Keep,
-    Reader,
-    last_cut,
-    rows_between,
-)
+from penstock.ingest.formats.reader import Cuts, FileFacts, Keep, Reader, last_cut, rows_between
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
 

@@ -11,14 +11,7 @@ from pydantic import PositiveInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import (
-    can_be_cut,
-    open_span,
-    open_stream,
-    read_blocks,
-    read_characters,
-    read_problem,
-)
+from penstock.ingest.files.opening import can_be_cut, open_span, open_stream, read_blocks, read_characters, read_problem
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Cuts, FileFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block

@@ -40,16 +40,7 @@ from penstock.ingest.schema import ColumnInfo, Split
 from penstock.ingest.spec import split_rules
 from penstock.storage import Storage
 
-__all__ = [
-    "ClassCount",
-    "UnitJob",
-    "UnitRecord",
-    "UnitResult",
-    "begin_unit",
-    "committed",
-    "hashes_path",
-    "unit_key",
-]
+__all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "begin_unit", "committed", "hashes_path", "unit_key"]
 
 
 FORMAT = 2

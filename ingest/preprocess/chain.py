@@ -187,11 +187,7 @@ def _check_label(rows: Rows, label: str) -> None:
 
 
 def split_rows(
-    data: DataSpec,
-    snapshot: SourceSnapshot,
-    files: Sequence[SourceFile],
-    batch_rows: int,
-    piece: Piece | None = None,
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, piece: Piece | None = None
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
     # Columns that only the rules of splits use are dropped here. A pass that fits transforms may read fewer than the others.

@@ -8,12 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from penstock.ingest.columns.fixed_shape import (
-    fixed_shape,
-    is_whole,
-    missing_values,
-    single_chunk,
-)
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_whole, missing_values, single_chunk
 from penstock.ingest.preprocess.problems import NAMED_ROWS, Origin, Reason, RowProblem, SetAside, unequal_lists
 from penstock.messages import counted
 

@@ -67,12 +67,7 @@ def is_much(data: DataSpec, files: Sequence[SourceFile]) -> bool:
 
 
 def inspect_files(
-    data: DataSpec,
-    files: Sequence[SourceFile],
-    progress: Progress,
-    parallel: ParallelMap | None = None,
-    *,
-    keep: bool = False,
+    data: DataSpec, files: Sequence[SourceFile], progress: Progress, parallel: ParallelMap | None = None, *, keep: bool = False
 ) -> list[FileFacts | PenstockError]:
     """Look through every file: its facts, or its problem.
 

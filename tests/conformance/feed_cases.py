@@ -129,11 +129,7 @@ def write_dataset(
         storage.put_file(local, path)
         shards.append(ShardInfo(path=path, split="train", rows=len(ids), size_bytes=size, digest=digest, unit="u"))
     return DatasetManifest(
-        key="k",
-        feed_schema=LISTS if lists else SCHEMA,
-        rows={"train": rows},
-        table=ShardTable.of(shards),
-        content_digest="c",
+        key="k", feed_schema=LISTS if lists else SCHEMA, rows={"train": rows}, table=ShardTable.of(shards), content_digest="c"
     )
 
 

@@ -28,9 +28,7 @@ def train_loop_per_worker(config):
     rows_of_worker = config["batch_size"] // ray.train.get_context().get_world_size()
     for epoch in range(config["epochs"]):
         loader = shard.iter_torch_batches(
-            batch_size=rows_of_worker,
-            dtypes={"image": torch.float32, "label": torch.long},
-            device=ray.train.torch.get_device(),
+            batch_size=rows_of_worker, dtypes={"image": torch.float32, "label": torch.long}, device=ray.train.torch.get_device()
         )
         sizes = []
         for batch in loader:

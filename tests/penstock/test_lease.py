@@ -37,11 +37,7 @@ with hold_lease(Storage(sys.argv[1]), sys.argv[2]):
 
 def holder_process(root: Path | str, path: str = "lease") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(root), path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
+        [sys.executable, "-c", HOLD, str(root), path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "held"

@@ -45,11 +45,7 @@ def test_in_yaml_plain_name_has_no_quotes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "most", "hint"),
-    [
-        ("AGE", 1, "; did you mean 'Age'?"),
-        ("towm", 2, "; did you mean 'town' or 'town2'?"),
-        ("zzz", 1, ""),
-    ],
+    [("AGE", 1, "; did you mean 'Age'?"), ("towm", 2, "; did you mean 'town' or 'town2'?"), ("zzz", 1, "")],
 )
 def test_did_you_mean_closest_names(name: str, most: int, hint: str) -> None:
     assert did_you_mean(name, ["town", "town2", "Age"], most) == hint

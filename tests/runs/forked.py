@@ -245,12 +245,7 @@ def _main(pytest: int, listeners: Sequence[socket.socket]) -> None:
             _serve(commands, listeners, be, pytest)
 
 
-def _serve(
-    own: socket.socket,
-    listeners: Sequence[socket.socket],
-    be: Callable[[list[str], int], None],
-    pytest: int,
-) -> None:
+def _serve(own: socket.socket, listeners: Sequence[socket.socket], be: Callable[[list[str], int], None], pytest: int) -> None:
     """Returns when no more processes will be asked for, and only in the one that forks."""
     for listener in listeners:
         if listener is not own:

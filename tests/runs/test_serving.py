@@ -95,11 +95,7 @@ def test_the_first_lines_of_the_page_find_a_model_from_inside_the_project_withou
     command = [sys.executable, "-c", light]
     done = subprocess.run(command, cwd=calm_file.parent / "data", env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "inputs": ["image", "mean", "label"],
-        "answered": 3,
-        "heavy": [],
-    }
+    assert json.loads(done.stdout.splitlines()[-1]) == {"inputs": ["image", "mean", "label"], "answered": 3, "heavy": []}
     lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert "no MLflow store was found" in lost.stderr and not list(tmp_path.iterdir())
     store = f"sqlite:///{calm_file.parent}/.penstock/mlflow/mlflow.db"

@@ -231,13 +231,7 @@ def test_files_of_reused_read_are_made_once(tmp_path: Path, monkeypatch: pytest.
 def test_read_facts_count_files_and_name_versions() -> None:
     files = {"name": ["a", "b"], "size_bytes": [10**6, 10**5], "rows": [3, 1000], "state": ["version-12", ""]}
     facts = READ.facts({"format": "delta", "files": files, "columns": [{"name": "x", "type": "double"}]})
-    assert facts == (
-        ("delta", "version 12"),
-        ("rows", "1,003"),
-        ("files", "2"),
-        ("size", "1.1 MB"),
-        ("columns", "x: double"),
-    )
+    assert facts == (("delta", "version 12"), ("rows", "1,003"), ("files", "2"), ("size", "1.1 MB"), ("columns", "x: double"))
 
 
 @pytest.mark.parametrize(("most", "lines"), [(2, 12), (1, 1)])

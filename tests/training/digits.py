@@ -78,13 +78,7 @@ def write_digits(storage: Storage) -> DatasetManifest:
 
 
 def make_job(
-    folder: Path,
-    *,
-    run: str = "run",
-    recipe: str = "Digits",
-    attempt: int = 1,
-    sample: SampleSpec | None = None,
-    **spec: Any,
+    folder: Path, *, run: str = "run", recipe: str = "Digits", attempt: int = 1, sample: SampleSpec | None = None, **spec: Any
 ) -> TrainJob:
     """A job below `folder`; the dataset is written on first use. `spec` are fields of the train section."""
     data = Storage(str(folder / "data"))

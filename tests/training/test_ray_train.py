@@ -242,13 +242,7 @@ def test_logged_values_join_report_and_best_checkpoint_stays(tmp_path: Path) -> 
         tmp_path, "logs", file="logging_loop.py", checkpoint={"keep": 2, "best": {"metric": "score", "mode": "max"}}, **more
     )
     run_alone(job, client)
-    wanted = {
-        number + 1: {
-            "score": score,
-            "train/from_penstock": number + 1,
-        }
-        for number, score in enumerate(more["scores"])
-    }
+    wanted = {number + 1: {"score": score, "train/from_penstock": number + 1} for number, score in enumerate(more["scores"])}
     for points in ([each for each in client.events if isinstance(each, Point)], read_journal(job.run_storage, 99)):
         assert {each.step: {k: v for k, v in each.values.items() if not k.startswith("report/")} for each in points} == wanted
         assert [each.values["report/iteration"] for each in points] == [1, 2, 3, 4, 5]
@@ -308,11 +302,7 @@ def test_loop_over_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None
     ],
 )
 def test_shard_has_rays_methods_and_refuses_others_by_name(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    more: dict[str, Any],
-    problem: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], problem: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises((SpecError, TrainingError), match=re.escape(problem)):

@@ -13,8 +13,5 @@ _HERE = "penstock.training.callbacks"
 CALLBACKS: Plugins[Any] = Plugins(
     "callback",
     "penstock.callbacks",
-    {
-        "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
-        "ema": f"{_HERE}.extra.averages:MovingAverage",
-    },
+    {"early_stopping": f"{_HERE}.early_stopping:EarlyStopping", "ema": f"{_HERE}.extra.averages:MovingAverage"},
 )

@@ -33,14 +33,7 @@ from penstock.errors import CheckpointError, PenstockError
 from penstock.messages import counted, describe_error
 from penstock.storage import Storage, sync_directory
 from penstock.training.checkpoint.fence import Fence, Writer, WriterRecord
-from penstock.training.checkpoint.manifest import (
-    MANIFEST,
-    VERSION,
-    Checkpoint,
-    CheckpointFacts,
-    CheckpointManifest,
-    StoredFile,
-)
+from penstock.training.checkpoint.manifest import MANIFEST, VERSION, Checkpoint, CheckpointFacts, CheckpointManifest, StoredFile
 from penstock.training.spec import BestSpec, CheckpointSpec
 
 __all__ = ["CheckpointStore", "Placed", "SavedBytes", "SavedFile", "Snapshot"]

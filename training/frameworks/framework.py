@@ -80,12 +80,7 @@ class Framework(Protocol):
         ...
 
     def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
+        self, job: TrainJob, *, stop: threading.Event, listener: Callable[[list[Event]], None], own_cluster: bool = False
     ) -> TrainOutcome:
         """Train to the end of the spec, or until `stop` is set; continue from the newest checkpoint that can be trusted.
 

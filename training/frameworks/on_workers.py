@@ -49,12 +49,7 @@ class OnWorkers:
         return None
 
     def train(
-        self,
-        job: TrainJob,
-        *,
-        stop: threading.Event,
-        listener: Callable[[list[Event]], None],
-        own_cluster: bool = False,
+        self, job: TrainJob, *, stop: threading.Event, listener: Callable[[list[Event]], None], own_cluster: bool = False
     ) -> TrainOutcome:
         """See `Framework.train`."""
         from penstock.training.on_ray import trainer

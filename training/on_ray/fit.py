@@ -96,10 +96,7 @@ class TaskFit(Fit):
     def __init__(self, job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Work | None) -> None:
         super().__init__(mailbox)
         self._task = ray.remote(train_alone).options(
-            num_cpus=need["CPU"],
-            max_retries=job.spec.retries,
-            retry_exceptions=[AgainError],
-            scheduling_strategy="SPREAD",
+            num_cpus=need["CPU"], max_retries=job.spec.retries, retry_exceptions=[AgainError], scheduling_strategy="SPREAD"
         )
         self._arguments = (job, mailbox, work)
         self._reference: Any = None

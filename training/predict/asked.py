@@ -70,11 +70,7 @@ class Asked:
 
 
 def ask(
-    model: FetchedModel,
-    source: str,
-    format: str | None,
-    columns: Sequence[str],
-    options: Mapping[str, Any] | None = None,
+    model: FetchedModel, source: str, format: str | None, columns: Sequence[str], options: Mapping[str, Any] | None = None
 ) -> Asked:
     """Combine the model, the rows at `source` and the columns to keep.
 

@@ -102,12 +102,7 @@ class LoadedModel:
         """
         return self._raw.labels(rows)
 
-    def predict(
-        self,
-        rows: Any,
-        *,
-        on_error: Literal["raise", "report"] = "raise",
-    ) -> pd.DataFrame:
+    def predict(self, rows: Any, *, on_error: Literal["raise", "report"] = "raise") -> pd.DataFrame:
         """Predict. The answer to a row does not depend on the other rows.
 
         The model gets as many rows at a time as in `evaluate`. With the same rows in the same order, as many threads

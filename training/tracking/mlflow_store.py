@@ -7,13 +7,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-__all__ = [
-    "TRAINING_VIEW",
-    "artifacts_beside",
-    "database_of",
-    "mlflow_uri",
-    "relocate_artifacts",
-]
+__all__ = ["TRAINING_VIEW", "artifacts_beside", "database_of", "mlflow_uri", "relocate_artifacts"]
 
 
 _ADDRESSES = {

@@ -68,9 +68,7 @@ class MlflowTracker(Tracker):
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
         name = run_name.removeprefix(f"{experiment}-")
         run = mlflow_backend.patiently(
-            "open the run",
-            lambda: _ensure_run(client, experiment_id, name, run_id, begun=begun),
-            for_s=_OPEN_S,
+            "open the run", lambda: _ensure_run(client, experiment_id, name, run_id, begun=begun), for_s=_OPEN_S
         )
         return MlflowRun(client, run)
 

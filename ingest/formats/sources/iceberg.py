@@ -50,11 +50,7 @@ class IcebergFormat(KeptFormat):
             identity = ["iceberg", str(table.metadata.table_uuid), snapshot, str(scan.projection())]
         rows = lambda: scan.to_arrow_batch_reader()  # noqa: E731 - opens the table's files, so not before it is called
         return Origin(
-            identity,
-            rows,
-            f"snapshot-{snapshot}",
-            lambda: naming("Iceberg table", target),
-            lambda: _files(table, scan),
+            identity, rows, f"snapshot-{snapshot}", lambda: naming("Iceberg table", target), lambda: _files(table, scan)
         )
 
 

@@ -39,12 +39,7 @@ class LanceFormat(KeptFormat):
             version = dataset.version
             made = next(str(each["timestamp"]) for each in dataset.versions() if each["version"] == version)
             identity = ["lance", version, made, str(dataset.schema), dataset.count_rows()]
-        return Origin(
-            identity,
-            dataset.to_batches,
-            f"version-{version}",
-            reading=lambda: naming("Lance dataset", uri),
-        )
+        return Origin(identity, dataset.to_batches, f"version-{version}", reading=lambda: naming("Lance dataset", uri))
 
 
 def _dataset(uri: str, version: int | None) -> Any:

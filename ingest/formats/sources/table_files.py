@@ -79,12 +79,7 @@ class TableFiles(Section):
 
 
 def plain_files(
-    root: str,
-    names: Sequence[str],
-    schema: pa.Schema,
-    partitions: Mapping[str, Sequence[str | None]],
-    *,
-    by_id: bool = False,
+    root: str, names: Sequence[str], schema: pa.Schema, partitions: Mapping[str, Sequence[str | None]], *, by_id: bool = False
 ) -> TableFiles | None:
     """Return the table as files, or None if it is more than that; reads their footers.
 

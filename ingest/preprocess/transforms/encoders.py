@@ -22,15 +22,7 @@ from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functio
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
-__all__ = [
-    "EncoderOptions",
-    "LabelEncoder",
-    "LabelEncoderOptions",
-    "OneHot",
-    "OneHotOptions",
-    "Ordinal",
-    "OrdinalOptions",
-]
+__all__ = ["EncoderOptions", "LabelEncoder", "LabelEncoderOptions", "OneHot", "OneHotOptions", "Ordinal", "OrdinalOptions"]
 
 
 _MAX_ONE_HOT = 10_000

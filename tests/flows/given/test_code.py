@@ -254,8 +254,7 @@ def test_class_that_was_changed_is_refused(cell: str, shown: str, notebook: Note
 
 
 @pytest.mark.parametrize(
-    "body",
-    ["class train:\n        width = size", "@deco(size)\n    def train(config): pass", "class train(size): pass"],
+    "body", ["class train:\n        width = size", "@deco(size)\n    def train(config): pass", "class train(size): pass"]
 )
 @pytest.mark.parametrize("above", ["size = object\n", ""])
 def test_local_of_the_function_around_is_refused(above: str, body: str, notebook: Notebook, tmp_path: Path) -> None:

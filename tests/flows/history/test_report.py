@@ -24,12 +24,7 @@ def test_page_has_left_out_rows_speed_and_fetched_bytes() -> None:
     extra = {"dropped": {"null": 1200, "broken image": 34}}
     table = ShardTable(size_bytes={"train": 1_500_000, "validation": 500_000, "test": 1_000_000})
     manifest = DatasetManifest(
-        key="rows",
-        feed_schema=FeedSchema(columns=()),
-        rows={"train": 90},
-        table=table,
-        content_digest="c",
-        extra=extra,
+        key="rows", feed_schema=FeedSchema(columns=()), rows={"train": 90}, table=table, content_digest="c", extra=extra
     )
     output = manifest.model_dump(mode="json")
     record = StageRecord(stage="materialize", key="rows", inputs={}, output=output, seconds=0, made="")

@@ -228,10 +228,7 @@ def test_no_steps_are_trained_twice(commands: list[tuple[str, str, float, bool]]
     storage = Storage(f"memory://decisions-{uuid.uuid4()}")  # of its own: hypothesis calls this again and again
     ledger, prepared, trained = Ledger(storage), set[str](), list[str]()
     for train_file, test_file, rate, whole in commands:
-        inputs = {
-            "read": {"files": {"train/1": train_file, "test/1": test_file}},
-            "train": {"train.learning_rate": rate},
-        }
+        inputs = {"read": {"files": {"train/1": train_file, "test/1": test_file}}, "train": {"train.learning_rate": rate}}
         spec = train(learning_rate=rate)
         while True:
             now = keys(train_file + test_file in prepared, **inputs)

@@ -114,9 +114,7 @@ def test_task_runs_of_a_short_flow_are_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_processes_share_one_server_until_the_last_ends(
-    tmp_path: Path,
-) -> None:
+def test_processes_share_one_server_until_the_last_ends(tmp_path: Path) -> None:
     clients = [launch(CLIENT, tmp_path) for _ in range(3)]
     lines = [first_line(client) for client in clients]
     assert len(set(lines)) == 1 and lines[0].endswith("/api True")

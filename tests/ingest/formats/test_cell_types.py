@@ -71,9 +71,7 @@ _LONG = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    parts=st.lists(st.sampled_from([b"1" * 15, b"2" * 16, b"3" * 31, b".", b"e", b" ", b"-", b"\n", b"\r\n", b"{}", b","])),
-)
+@given(parts=st.lists(st.sampled_from([b"1" * 15, b"2" * 16, b"3" * 31, b".", b"e", b" ", b"-", b"\n", b"\r\n", b"{}", b","])))
 def test_long_integers_are_found_by_their_bytes(parts: list[bytes]) -> None:
     text = b"".join(parts)
     assert has_long_integer(text) == bool(_LONG.search(text))

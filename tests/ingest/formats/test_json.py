@@ -75,8 +75,7 @@ def test_long_integers_are_read_as_the_type_that_is_given(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [([1, 2], [1.5]), ([], [1]), ([None], ["x"]), ([{"a": 1}], [{"b": "x"}]), ([[]], [[1], []])],
+    ("first", "second"), [([1, 2], [1.5]), ([], [1]), ([None], ["x"]), ([{"a": 1}], [{"b": "x"}]), ([[]], [[1], []])]
 )
 def test_lists_may_differ_between_files(tmp_path: Path, first: list[object], second: list[object]) -> None:
     write_files(tmp_path, {"a.jsonl": json.dumps({"v": first}) + "\n", "b.jsonl": json.dumps({"v": second}) + "\n"})
@@ -109,10 +108,7 @@ def test_a_type_that_the_parser_does_not_know_is_cast_to(tmp_path: Path) -> None
         ('{"a": 1}\n{"a": ', "line 2: not a JSON object"),
         ('{"a": 1}{"a": 2}\n', "line 1: not a JSON object (Extra data"),
         ('{\n"a": 1\n}\n', "line 1: not a JSON object"),
-        (
-            '[{\n"a": 1 2\n}]\n' + " " * 100,
-            "in object 0 (from 0): Expecting ',' delimiter in line 2",
-        ),
+        ('[{\n"a": 1 2\n}]\n' + " " * 100, "in object 0 (from 0): Expecting ',' delimiter in line 2"),
         ('{"a": 1}\n[1]\n', "line 2: holds [1], not an object"),
         ('{"a": 1, "a": 2}\n', "line 1: not a JSON object (key 'a' is there twice)"),
         ('[{"a": 1},\n {"a": 2}\n', "line 3: a comma or the array's end is expected after element 1 (from 0)"),

@@ -85,11 +85,7 @@ def test_fit_every_kind_learns_from_train_only(tmp_path: Path, parallel: Paralle
     [
         ({"min_max_scaler": {"columns": ["x"]}}, SEEN.min(), SEEN.max() - SEEN.min()),
         ({"max_abs_scaler": {"columns": ["x"]}}, 0.0, np.abs(SEEN).max()),
-        (
-            {"robust_scaler": {"columns": ["x"]}},
-            np.median(SEEN),
-            np.subtract(*np.quantile(SEEN, [0.75, 0.25])),
-        ),
+        ({"robust_scaler": {"columns": ["x"]}}, np.median(SEEN), np.subtract(*np.quantile(SEEN, [0.75, 0.25]))),
     ],
 )
 def test_fit_scalers_learn_center_and_scale(

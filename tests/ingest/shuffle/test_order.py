@@ -61,10 +61,7 @@ def test_another_process_gives_the_same_ids() -> None:
         "print(json.dumps([o.ids(5, 0, 1000).tolist(), o.fingerprint]))"
     )
     out = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"},
-        capture_output=True,
-        check=True,
+        [sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}, capture_output=True, check=True
     ).stdout
     assert json.loads(out) == [WINDOWED.ids(5, 0, 1000).tolist(), WINDOWED.fingerprint]
 

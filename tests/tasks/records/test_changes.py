@@ -39,10 +39,7 @@ def test_change_of_code_names_the_definition(tmp_path: Path) -> None:
         "code: transforms.py:scale, model.py:Net",
         "spec: train.epochs: 6 -> 9",
     ]
-    assert why_run("train", after.keys["train"], before, after.run) == [
-        "train.epochs: 6 -> 9",
-        "code: model.py:Net changed",
-    ]
+    assert why_run("train", after.keys["train"], before, after.run) == ["train.epochs: 6 -> 9", "code: model.py:Net changed"]
     assert why_run("preprocess", after.keys["preprocess"], before, after.run) == [
         "code: transforms.py:scale changed",
         "read has changed",

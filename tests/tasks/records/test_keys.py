@@ -157,10 +157,7 @@ def test_file_of_code_files_changes_all_code_keys(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("two")
     after = keys_of(file, "code.files=['*.txt']")
     named = {stage: changed_inputs(before[stage].inputs, after[stage].inputs) for stage in ("preprocess", "train")}
-    assert named == {
-        "preprocess": ["code: changed words.txt"],
-        "train": ["code: changed words.txt"],
-    }
+    assert named == {"preprocess": ["code: changed words.txt"], "train": ["code: changed words.txt"]}
 
 
 def test_comments_and_unrelated_functions_keep_keys(tmp_path: Path) -> None:

@@ -38,12 +38,7 @@ def source_of(folder: Path, night: int, window: int | None = None) -> Source:
 
 def prepare(source: Source, storage: Storage, key: str) -> DatasetManifest:
     return materialize(
-        key=key,
-        preparation=source.preparation(),
-        spec=ONE_FILE_PER_UNIT,
-        storage=storage,
-        progress=silent,
-        parallel=local_map,
+        key=key, preparation=source.preparation(), spec=ONE_FILE_PER_UNIT, storage=storage, progress=silent, parallel=local_map
     )
 
 

@@ -7,11 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    roc_auc_score,
-)
+from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest

@@ -194,8 +194,7 @@ def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankRe
 
 
 @pytest.mark.parametrize(
-    ("recipe", "accumulate", "workers"),
-    [pytest.param("Branches", 1, 4, marks=pytest.mark.drill), ("Branches", 3, 2)],
+    ("recipe", "accumulate", "workers"), [pytest.param("Branches", 1, 4, marks=pytest.mark.drill), ("Branches", 3, 2)]
 )
 def test_parameters_unused_on_some_ranks_or_steps_train(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
     # Batches of 10 rows: half of them hold no label 3, and of 4 ranks some hold none in most steps. The last has 3 rows.

@@ -242,10 +242,7 @@ def test_recipe_bug_is_reported_once_without_retry(tmp_path: Path) -> None:
     assert {event.restart for event in watcher.events if isinstance(event, WorkerStarted)} == {0}
 
 
-@pytest.mark.parametrize(
-    "started",
-    [pytest.param(0, id="while Ray Train starts"), pytest.param(2, id="while it trains")],
-)
+@pytest.mark.parametrize("started", [pytest.param(0, id="while Ray Train starts"), pytest.param(2, id="while it trains")])
 @pytest.mark.drill
 def test_interruption_leaves_no_thread_in_ray(tmp_path: Path, started: int) -> None:
     """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and no message."""
@@ -333,9 +330,7 @@ def loud(words: str) -> None:
     raise ConnectionError(f"refused {words}")
 
 
-def test_output_of_one_worker_hides_secrets_on_both_sides(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_output_of_one_worker_hides_secrets_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
     spec = TrainSpec(recipe="model.py:Net")
     logs = Path(on_one_worker(spec, "the first batch", partial(os.readlink, "/proc/self/fd/1"), print)).parent
     with pytest.raises(Exception, match=r"refused http://\*\*\*@host"):
@@ -386,9 +381,7 @@ def grows_to(*groups: tuple[dict[str, float], int]) -> None:
     ray._private.worker.global_worker.gcs_client.report_cluster_config(config.SerializeToString())
 
 
-def test_autoscaler_gpus_time_out_with_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_autoscaler_gpus_time_out_with_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.training.on_ray.watcher.FIRST_S", 0.1)
     spec = TrainSpec(recipe="model.py:Net", workers=2, cpus_per_worker=1, wait_s=1)
     said: list[str] = []

@@ -186,12 +186,7 @@ def test_silent_head_is_named_without_a_ray_call() -> None:
             "nodes that hold 1 worker of 3 CPU (train.workers, train.cpus_per_worker): there is room for 0, the nodes have "
             "2 CPU; 2 CPU",
         ),
-        (
-            2,
-            {"CPU": 1.0, "tape": 1.0},
-            [{"CPU": 4.0, "tape": 1.0}],
-            "1 more tape: the cluster has 1, train.workers: 2 needs 2",
-        ),
+        (2, {"CPU": 1.0, "tape": 1.0}, [{"CPU": 4.0, "tape": 1.0}], "1 more tape: the cluster has 1, train.workers: 2 needs 2"),
         (2, {"CPU": 1.0, "GPU": 1.0}, [{"CPU": 4.0, "GPU": 1.0}], "1 more GPU: the cluster has 1, train.workers: 2 needs 2"),
     ],
 )

@@ -136,10 +136,7 @@ def test_repair_sends_outbox_and_journal_of_killed_driver(uri: str, tmp_path: Pa
     tracker.drain()
     (tmp_path / "outbox.json").write_text(
         json.dumps(
-            {
-                "operations": [{"kind": "tags", "args": {"tags": {"late": "yes"}}}],
-                "points": [[5, 1, {"train/loss": 1.0}]],
-            }
+            {"operations": [{"kind": "tags", "args": {"tags": {"late": "yes"}}}], "points": [[5, 1, {"train/loss": 1.0}]]}
         )
     )
     journal = [Point(5, 1, {"train/loss": 1.0}), Point(6, 2, {"train/loss": 2.0})]

@@ -194,12 +194,7 @@ class Library(OnWorkers, ABC):
         return None
 
     def trees(
-        self,
-        task: Task,
-        train: ShardTable,
-        validation: ShardTable | None,
-        content: bytes | None,
-        more: Mapping[str, Any],
+        self, task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None, more: Mapping[str, Any]
     ) -> Trees:
         """Begin, or continue from the content of a checkpoint. A collective.
 

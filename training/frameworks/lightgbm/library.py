@@ -29,17 +29,7 @@ __all__ = ["LIBRARY", "LightgbmLibrary", "load"]
 _FITTING = {
     "binary": ("binary", "cross_entropy"),
     "classes": ("multiclass", "softmax"),
-    "number": (
-        "regression",
-        "regression_l1",
-        "huber",
-        "fair",
-        "poisson",
-        "quantile",
-        "mape",
-        "gamma",
-        "tweedie",
-    ),
+    "number": ("regression", "regression_l1", "huber", "fair", "poisson", "quantile", "mape", "gamma", "tweedie"),
 }
 
 _ROW_SHARES = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")

@@ -131,8 +131,7 @@ def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, 
         if label is None or repr(label) not in message:
             raise
         raise TrainingError(
-            message,
-            next_step=f"predict without {label!r}: the rows that a registered model gets do not have it",
+            message, next_step=f"predict without {label!r}: the rows that a registered model gets do not have it"
         ) from error
 
 

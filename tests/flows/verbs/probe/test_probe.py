@@ -70,13 +70,7 @@ class Streamed:
 
 
 def read(
-    folder: Path,
-    data: Storage,
-    manifest: DatasetManifest,
-    recipe: str = "Plain",
-    *,
-    shuffle: Any = "none",
-    **job: Any,
+    folder: Path, data: Storage, manifest: DatasetManifest, recipe: str = "Plain", *, shuffle: Any = "none", **job: Any
 ) -> dict[str, Any]:
     """What `penstock probe` would say of the dataset, read by one worker."""
     (folder / "model.py").write_text(RECIPE)

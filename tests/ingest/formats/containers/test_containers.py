@@ -238,13 +238,7 @@ def test_equal_samples_with_other_keys_are_duplicates(tmp_path: Path) -> None:
     for split, start in (("train", 0), ("test", 100)):
         write_files(tmp_path, {f"{split}/a.tar": tar_of({f"{start + n}.txt": b"%d" % n for n in range(5)})})
     source = Source.of(
-        tmp_path,
-        {},
-        [{"cast": {"txt": "int64"}}],
-        format="webdataset",
-        train="train",
-        test="test",
-        duplicates="refuse",
+        tmp_path, {}, [{"cast": {"txt": "int64"}}], format="webdataset", train="train", test="test", duplicates="refuse"
     )
     with pytest.raises(DataError, match="5 rows"):
         source.materialize()

@@ -217,10 +217,7 @@ def test_a_querys_answer_is_kept_until_query_snapshot_or_database_change(tmp_pat
     file = database(tmp_path)
     query, options = "select x, y, name, picture from rows order by x", {"connection": "sqlite:///rows.db"}
     first, rows = read(tmp_path, "sql", query, **options)
-    assert rows == [
-        {"x": 1, "y": None, "name": "a", "picture": b""},
-        {"x": 2, "y": 0.5, "name": "b", "picture": b"\xff"},
-    ]
+    assert rows == [{"x": 1, "y": None, "name": "a", "picture": b""}, {"x": 2, "y": 0.5, "name": "b", "picture": b"\xff"}]
     write_files(tmp_path, {"rows.sql": query})
     assert read(tmp_path, "sql", "rows.sql", **options)[0].files == first.files, "the same query in a file"
     with sqlite3.connect(file) as connection:

@@ -44,10 +44,7 @@ def test_an_image_of_another_format_is_refused(format: str) -> None:
         decoded([encoded(halves(8, 8), format)])
 
 
-@pytest.mark.parametrize(
-    ("fit", "row"),
-    [("resize", [0, 0, 255, 255]), ("crop", [0, 0, 255, 255]), ("pad", [0, 0, 255, 255])],
-)
+@pytest.mark.parametrize(("fit", "row"), [("resize", [0, 0, 255, 255]), ("crop", [0, 0, 255, 255]), ("pad", [0, 0, 255, 255])])
 def test_image_fit_decides_size(fit: str, row: list[int]) -> None:
     # Four times as wide as high: cropped from the sides, padded above and below.
     image = decoded([encoded(halves(10, 40))], size=[4, 4], fit=fit, mode="L")[0, :, :, 0]
