@@ -108,9 +108,12 @@ _SECONDS = {
     "tests/runs/test_on_lists.py": 110,
     "tests/test_border.py": 160,
     "tests/runs/test_promote.py": 110,
+    "tests/tasks/promote/test_promote.py": 80,
+    "tests/conformance/test_orders_and_ranks.py": 80,
+    "tests/conformance/test_feed_resume.py": 70,
     "tests/drills/test_kill_anywhere.py": 100,
     "tests/training/loop/test_loop.py": 90,
-    "tests/runs/test_predict.py": 80,
+    "tests/runs/test_predict.py": 90,
     "tests/drills/test_nightly_retention.py": 80,
 }
 """Files that take minutes, in the order in which they begin: begun last, one of them would keep one process busy while the

@@ -50,17 +50,20 @@ KINDS = [
     "remote-global-5",
     *(f"disk-{mode}-5" for mode in ("global8", "rows8", "shards8")),
     "remote-global8-5",
-    "disk-global8-5-lists",
     "disk-global-5-lists",
-    "disk-windowed-5-lists-bylength",
     "memory-global",
     "memory-windowed",
-    "memory-global-lists",
-    "memory-windowed-lists-bylength",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("stream-none", "stream-windowed")),
     *(
-        pytest.param(kind, marks=pytest.mark.slow)
+        pytest.param(kind, marks=pytest.mark.drill)
         for kind in (
-            *("stream-none", "stream-windowed", "stream-windowed-lists", "stream-none-lists-bylength", "stream-units8-lists"),
+            "disk-global8-5-lists",
+            "disk-windowed-5-lists-bylength",
+            "memory-global-lists",
+            "memory-windowed-lists-bylength",
+            "stream-windowed-lists",
+            "stream-none-lists-bylength",
+            "stream-units8-lists",
         )
     ),
 ]

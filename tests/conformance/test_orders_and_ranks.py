@@ -64,6 +64,11 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 """Name -> options of `open_feed`, on 11 shards. `last` is `keep` unless it is named."""
 
+BY_TURNS = pytest.mark.drill
+EACH_ORDER = [
+    name if name in ("lanes", "windows-of-shards", "steps-by-entries", "mixture") else pytest.param(name, marks=BY_TURNS)
+    for name in ORDERS
+]
 IN_LANES = {name for name in ORDERS if name.startswith(("lanes", "windows"))}
 
 
@@ -95,7 +100,7 @@ def steps_of(feeds: Sequence[CachedFeed], epoch: int, start: int = 0, count: int
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", EACH_ORDER)
 def test_any_number_of_ranks_reads_the_same_steps(addresses: list[str], order: str) -> None:
     (alone,) = opened(addresses, order, 1)
     whole = [steps_of([alone], epoch) for epoch in (0, 1)]
@@ -110,7 +115,7 @@ def test_any_number_of_ranks_reads_the_same_steps(addresses: list[str], order: s
         assert steps_of(feeds, 1, ends[-1]) == [], ranks
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", EACH_ORDER)
 def test_each_number_of_ranks_continues_the_one_before(addresses: list[str], order: str) -> None:
     (alone,) = opened(addresses, order, 1)
     whole = [steps_of([alone], epoch) for epoch in (0, 1)]
@@ -129,7 +134,10 @@ def test_each_number_of_ranks_continues_the_one_before(addresses: list[str], ord
     assert seen == whole
 
 
-@pytest.mark.parametrize("order", ["lanes", "lanes-fill", "balanced", "mixture", "windows-of-shards"])
+@pytest.mark.parametrize(
+    "order",
+    ["lanes", *(pytest.param(name, marks=BY_TURNS) for name in ("lanes-fill", "balanced", "mixture", "windows-of-shards"))],
+)
 def test_feed_dataset_of_any_number_of_ranks_continues(addresses: list[str], order: str) -> None:
     def rows(steps: Iterator[tuple[dict[str, torch.Tensor], ...]]) -> list[list[int]]:
         return [sorted(int(x) // 8 for part in step for x in part["x"][:, 0].tolist()) for step in steps]
@@ -178,7 +186,7 @@ def make_job(tmp_path: Path, *, lists: bool = False) -> TrainJob:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 64])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, pytest.param(64, marks=BY_TURNS)])
 def test_ranks_validate_a_stretch_each_and_every_row_once(
     job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
@@ -211,7 +219,7 @@ def test_steps_by_length_validate_slices_of_each_step(tmp_path: Path, monkeypatc
     assert open_job_feed(by_length, "validation", 0, 2, CPU).order.lanes == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [*RANKS[:-1], pytest.param(64, marks=BY_TURNS)])
 def test_shards_of_a_loop_hold_the_steps_of_the_order(
     job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:

@@ -203,7 +203,8 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize(("server", "times"), [("prefect_server", 1), pytest.param("gcs_server", 2, marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize(("server", "times"), [("prefect_server", 1), ("gcs_server", 2)])
 def test_signals_while_a_server_starts_end_the_command(tmp_path: Path, server: str, times: int) -> None:
     file = make_project(tmp_path / "early", epochs=1, files=1)
     command = Command("run", str(file), "--json")

@@ -39,6 +39,7 @@ def copies(file: Path, folder: Path, count: int) -> Path:
     return folder
 
 
+@pytest.mark.drill
 def test_command_of_the_page_answers_as_the_loaded_model(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
     line, *_ = re.findall(r"^penstock (predict .+)$", page, re.MULTILINE)

@@ -15,7 +15,7 @@ from tests import ROOT
 from tests.runs.forked import Command
 from tests.shared import made_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
+pytestmark = [pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
 
 SMALL = [word for text in ("tune.trials=3", "train.workers=1", "train.epochs=4") for word in ("--set", text)]
 

@@ -149,6 +149,7 @@ def wait_for_port(port: int) -> None:
     eventually(answers, 30, "the stand-in server", every_s=0.1)
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_page_that_does_not_start_is_refused_with_its_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -78,6 +78,7 @@ def test_an_object_that_went_away_is_named(source: str, tmp_path: Path) -> None:
         read_source(data, files, silent)
 
 
+@pytest.mark.drill
 def test_empty_object_beside_its_folder_is_no_file(source: str, tmp_path: Path) -> None:
     store = fsspec.filesystem("s3")
     for mark in ("csv", "marks_$folder$", "csv/"):

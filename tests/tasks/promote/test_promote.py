@@ -46,6 +46,7 @@ COLUMNS = (ColumnInfo(name="x", dtype="float32"), ColumnInfo(name="y", dtype="in
 TWO = FeedSchema(columns=COLUMNS, label="y", num_classes=2, classes=("no", "yes"))
 
 
+@pytest.mark.drill
 def test_paired_metric_and_interval_match_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     target = rng.integers(0, 2, 300)
@@ -64,6 +65,7 @@ def test_paired_metric_and_interval_match_scikit_learn() -> None:
     assert np.isnan(compare_paired(f1["half"], f1["good"], 1).low), "one row is not a sample"
 
 
+@pytest.mark.drill
 def test_rows_of_one_class_leave_area_undecided() -> None:
     scores = np.stack([np.linspace(0.1, 0.9, 4), np.linspace(0.9, 0.1, 4)], axis=1).astype(np.float32)
     good, bad = (Scorer("auroc", TWO, given, np.array([1, 0, 0, 0])) for given in (scores, scores[:, ::-1].copy()))
@@ -335,6 +337,7 @@ def test_regression_alias_moves_for_smaller_error_above_floors(tmp_path: Path) -
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
 
 
+@pytest.mark.drill
 def test_reported_value_moves_alias_on_equal_held_out_rows_only(tmp_path: Path) -> None:
     house = House(tmp_path)
     versions = [house.version(slope) for slope in (1.0, 1.5, 2.0, 2.5, 3.0)]
@@ -374,6 +377,7 @@ def test_new_holder_during_comparison_is_compared_too(tmp_path: Path, monkeypatc
     assert not found.moved and found.holder == best.version == house.holder()
 
 
+@pytest.mark.drill
 def test_rolled_back_weights_never_get_alias_by_a_run(tmp_path: Path) -> None:
     house = House(tmp_path)
     first = house.version(1.0)
@@ -394,6 +398,7 @@ def test_rolled_back_weights_never_get_alias_by_a_run(tmp_path: Path) -> None:
     assert house.promote(again, weights="of 3").moved and house.holder() == again.version
 
 
+@pytest.mark.drill
 def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.promote(house.version(1.0))
@@ -408,6 +413,7 @@ def test_promote_unanswered_rows_keep_the_alias(tmp_path: Path) -> None:
     assert moves.moved and house.holder() == "2" and f"has no answer to {lost} rows" in moves.reason
 
 
+@pytest.mark.drill
 def test_promote_counts_rows_neither_answers(tmp_path: Path) -> None:
     house = House(tmp_path)
     step = TransformSpec.model_validate({"ordinal": {"columns": ["area"]}})
@@ -448,6 +454,7 @@ def test_promote_counts_rows_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert not compare.compare_models(new, holder, "accuracy", rows[:2]).cut
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("holds", "words"),
     [
@@ -467,6 +474,7 @@ def test_unloadable_holder_keeps_alias_unless_move(tmp_path: Path, holds: Callab
     assert house.client.get_model_version("line", "2").tags["penstock.promotion"] == moves.reason
 
 
+@pytest.mark.drill
 def test_answers_unlike_those_of_evaluate_are_described(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.version(2.0)

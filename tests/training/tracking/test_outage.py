@@ -71,6 +71,7 @@ def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTr
     return MlflowTracker.open(server.uri, "demo", "run", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.drill
 def test_outages_lose_no_point_and_block_nothing(server: MlflowServer, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "run"))
     first = open_tracker(server, tmp_path)
