@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 FORKS = "from tests.runs.forked import fork_workers_from_here\n\nfork_workers_from_here()"
 """Spares a program the imports of the workers of the Rays that it starts."""
 
-OWN_RAY = "import ray\n\nray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)"
+OWN_RAY = "import ray\n\nray.init('local', num_cpus=2, include_dashboard=False, log_to_driver=False)"
 """The runs after the first, which starts one for itself, use one Ray, that of the program."""
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
