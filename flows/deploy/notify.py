@@ -46,6 +46,11 @@ class Notify(NamedTuple):
         parts = urllib.parse.urlsplit(address)
         url, shown = address, f"{parts.scheme}://..."
         if parts.scheme in ("http", "https"):
+            if "%2f" in parts.path.lower() or ";" in parts.path:  # Apprise would send to another path
+                raise SpecError(
+                    "--notify: the path of this address has %2F or a semicolon, which would not arrive as it is written",
+                    next_step="give an address without; a service that relays to it can have one",
+                )
             # Of Apprise's JSON object a webhook gets the message alone, as `text`, as Slack, Teams and others take it.
             fields = {":message": "text", ":title": "", ":version": "", ":attachments": "", ":type": ""}
             query = {f"-{name}": value for name, value in urllib.parse.parse_qsl(parts.query, keep_blank_values=True)} | fields

@@ -40,6 +40,9 @@ FETCH_THREADS = 8
 PAGES_AHEAD_ROWS = 8192
 """Rows whose pages are prefetched if memory holds neither all rows nor two windows."""
 
+PAGES_AHEAD_BYTES = 512 << 20
+"""Or fewer, if they take more than this: what is prefetched must stay in memory until it is read."""
+
 SHARDS_AHEAD = 4
 """Shards fetched ahead if they are read one after the other."""
 
@@ -102,7 +105,8 @@ def shard_rows(
     beyond = order.mode != "none" and all_bytes > room
     # If two windows fit, the next one is prefetched in long runs while the current one is used.
     two_windows = 2 * order.window_rows * all_bytes // all_rows
-    pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else PAGES_AHEAD_ROWS
+    most_ahead = min(PAGES_AHEAD_ROWS, max(1, PAGES_AHEAD_BYTES * all_rows // max(1, all_bytes)))
+    pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else most_ahead
     if is_local.all():
         return RowGather(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     sizes, cache = np.where(is_local, 0, places.size_bytes), NodeCache()

@@ -149,13 +149,14 @@ class Sender:
         """Start sending."""
         self._thread.start()
 
-    def recover(self, left: Outbox, *, goes_on: bool = False) -> list[Point]:
-        """Queue the operations that an earlier process left unsent. Returns its points: the caller knows which are still new.
+    def recover(self, left: Outbox) -> list[Point]:
+        """Queue what an earlier process left unsent, and return its points: the caller knows which are still new.
 
-        Call it before `start`; the outbox file is deleted once all is delivered. A run that `goes_on` loses its unsent status.
+        An unsent status is left to the caller, too: it comes last. Call it before `start`; the outbox file is deleted once all
+        is delivered.
         """
         with self._changed:
-            self._queue.extend(each for each in left.operations if not (goes_on and each.kind == "status"))
+            self._queue.extend(each for each in left.operations if each.kind != "status")
             self.keeps_outbox = self._unsaved = bool(left.operations or left.points)
         return [Point(*point) for point in left.points]
 

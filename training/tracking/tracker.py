@@ -121,7 +121,7 @@ class Tracker(ABC):
         run = cls.begin(tracking_uri, experiment, run_name, run_id, begun=attempt > 1)
         sender = Sender(run, outbox)
         tracker = cls(run, tracking_uri, sender)
-        tracker.points(sender.recover(Outbox.load(outbox if recovers else None), goes_on=True))
+        tracker.points(sender.recover(Outbox.load(outbox if recovers else None)))
         sender.start()
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
@@ -153,9 +153,10 @@ class Tracker(ABC):
             left = Outbox.load(outbox)
             tracker.points(sender.recover(left))
             tracker.points(points)
+            unsent = [operation.args["status"] for operation in left.operations if operation.kind == "status"]
+            if unsent or run.status == "RUNNING":
+                tracker._put("status", status=unsent[-1] if unsent else status)
             sender.start()
-            if run.status == "RUNNING" and all(operation.kind != "status" for operation in left.operations):
-                tracker._put("status", status=status)
             if tags:
                 tracker.set_tags(tags)
             sender.drain(drain_s)

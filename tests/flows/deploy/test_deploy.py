@@ -78,6 +78,10 @@ def test_notify_address_is_checked_and_shown_without_secret() -> None:
         with pytest.raises(SpecError, match="mailtos://") as refused:
             Notify.parse(wrong)
         assert "T0KEN" not in str(refused.value)
+    for changed in ("https://hooks.example.com/T0KEN%2Fb", "https://hooks.example.com/T0KEN;b"):
+        with pytest.raises(SpecError, match="would not arrive") as refused:
+            Notify.parse(changed)
+        assert "T0KEN" not in str(refused.value)
 
 
 def prefect_yaml() -> dict[str, Any]:

@@ -89,6 +89,21 @@ def test_rank_prefetches_pages_of_its_rows_only(
         assert sorted(asked) == sorted(read)
 
 
+def test_heavy_rows_are_prefetched_fewer_at_a_time(
+    storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ahead_rows() -> int:
+        order = make_order(ShuffleSpec(seed=3), ROWS)
+        return open_cached_feed([(storage, manifest)], "train", batch_rows=64, order=order)._rows.ahead_rows
+
+    assert ahead_rows() == 100
+    all_bytes = sum(shard.size_bytes for shard in manifest.shards_of("train"))
+    monkeypatch.setattr(penstock.ingest.feed.mapped_shards, "PAGES_AHEAD_BYTES", all_bytes * 10 // ROWS)
+    assert ahead_rows() in (9, 10)
+    monkeypatch.setattr(penstock.ingest.feed.mapped_shards, "PAGES_AHEAD_BYTES", 1)
+    assert ahead_rows() == 1
+
+
 def test_unshuffled_rows_get_no_page_advice(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:

@@ -154,6 +154,22 @@ def test_status_in_outbox_outranks_repair(uri: str, tmp_path: Path) -> None:
     assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED", outbox=Storage(str(tmp_path))) == "FINISHED"
 
 
+def test_repair_sets_the_status_last(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = open_tracker(uri)
+    tracker.drain()
+    left = {"operations": [{"kind": "status", "args": {"status": "FINISHED"}}], "points": [[5, 1, {"train/loss": 1.0}]]}
+    (tmp_path / "outbox.json").write_text(json.dumps(left))
+    sent: list[str] = []
+    kind = type(MlflowTracker.find(uri, tracker.run_id))
+    points, perform = kind.send_points, kind.perform
+    monkeypatch.setattr(kind, "send_points", lambda self, *given: (sent.append("points"), points(self, *given)))
+    monkeypatch.setattr(kind, "perform", lambda self, todo: (sent.append(todo.kind), perform(self, todo)))
+    journal = [Point(6, 2, {"train/loss": 2.0})]
+    outbox = Storage(str(tmp_path))
+    assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED", points=journal, outbox=outbox) == "FINISHED"
+    assert sent == ["points", "status"]
+
+
 def test_stale_status_does_not_end_new_attempt(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     tracker.close("FAILED")
