@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,9 @@ _THEN = ("tests/drills/", "tests/runs/", "tests/training/", "tests/flows/")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only a third of the files with chosen tests")
+    parser.addoption(
+        "--begin-until", type=float, metavar="T", help="after this time (of `date +%%s`) skip each file that has not begun"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -170,6 +174,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = files_of_third({item.nodeid.partition("::")[0] for item in items}, config.option.third)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("::")[0] not in kept])
         items[:] = [item for item in items if item.nodeid.partition("::")[0] in kept]
+
+
+_begun: set[str] = set()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    file, until = item.nodeid.partition("::")[0], item.config.option.begin_until
+    if until is not None and file not in _begun and time.time() > until:
+        pytest.skip("no time left to begin this file (--begin-until)")
+    _begun.add(file)
 
 
 @pytest.fixture(scope="session")

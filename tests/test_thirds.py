@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
+import tests.conftest
 from tests import ROOT
 from tests.conftest import _SECONDS, files_of_third
 
@@ -18,3 +23,13 @@ def test_thirds_of_long_files_take_equally_long() -> None:
     totals_s = [sum(_SECONDS[file] for file in files_of_third({*_SECONDS}, third)) for third in range(3)]
     assert sum(totals_s) == sum(_SECONDS.values())
     assert max(totals_s) - min(totals_s) <= 0.05 * max(totals_s)
+
+
+def test_only_a_begun_file_goes_on_after_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request.config.option, "begin_until", time.time() - 1)
+    tests.conftest.pytest_runtest_setup(request.node)
+    monkeypatch.setattr(tests.conftest, "_begun", set())
+    with pytest.raises(pytest.skip.Exception, match="no time left"):
+        tests.conftest.pytest_runtest_setup(request.node)
+    monkeypatch.setattr(request.config.option, "begin_until", time.time() + 60)
+    tests.conftest.pytest_runtest_setup(request.node)
