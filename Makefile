@@ -39,7 +39,7 @@ LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenize
 OF_THIRD := $(if $(THIRD),--third $(THIRD))
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
-.PHONY: help install demo test drills frameworks frameworks-environment check lint types imports lines format bench clean
+.PHONY: help install demo test drills frameworks frameworks-environment gpu check lint types imports lines format bench clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
+
+# Where there is a GPU, `train.gpus: auto` takes it: other weights and other lines than on the machines that the tests were made on.
+test drills frameworks: export CUDA_VISIBLE_DEVICES :=
 
 test: $(READY) ## the tests of everything that is promised (9 to 18 minutes on 2 cores, by their speed), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
@@ -82,6 +85,9 @@ $(BIN)/pip:
 
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (20 minutes and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(OF_THIRD) $(PYTEST_ARGS)
+
+gpu: $(READY) ## on a machine with a GPU: the tests that need one, and whole runs on it
+	@$(PYTEST) -n 1 -m "gpu or drill" tests/training/on_ray/test_gpu.py tests/ingest/feed/test_delivery.py tests/runs/test_templates.py $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test
 

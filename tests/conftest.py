@@ -164,6 +164,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"s3_server", "s3_bucket", "rows_bucket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
+        if item.get_closest_marker("gpu"):
+            import torch
+
+            item.add_marker(
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU, or it is hidden: make gpu")
+            )
         if item.get_closest_marker("drill"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.timeout(1800))  # one that took two minutes here took nine on a busy machine

@@ -24,6 +24,7 @@ def ray_cluster() -> Iterator[None]:
     if started:
         fork_workers_from_here()
         root = str(ROOT)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the Makefile hides GPUs; Ray refuses more than it may see
         ray.init(
             "local",
             num_cpus=2,

@@ -14,7 +14,6 @@ from penstock.ingest.feed.cached import CachedFeed
 from penstock.ingest.open_feed import open_feed
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, write_dataset
-from tests.gpu import needs_gpu
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_wrong_delivery_is_refused_when_feed_opens(dataset: str, options: dict[s
         opened(dataset, **options)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_gpu_gets_the_same_batches_while_it_is_busy(dataset: str, prefetch: int) -> None:
     feed = opened(dataset, device="cuda", prefetch=prefetch)
@@ -69,7 +68,7 @@ def test_a_gpu_gets_the_same_batches_while_it_is_busy(dataset: str, prefetch: in
         torch.testing.assert_close(torch.stack(sums).cpu(), torch.tensor(np.array(wanted)))
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_rows_for_a_gpu_are_gathered_into_pinned_memory(dataset: str) -> None:
     pinned: list[bool] = []
 

@@ -17,10 +17,9 @@ from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.step.learner import Learner
-from tests.gpu import needs_gpu
 from tests.training.digits import CPU, SCHEMA, ListClient, make_job, train_alone
 
-pytestmark = needs_gpu
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 
 
