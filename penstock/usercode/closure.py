@@ -39,6 +39,10 @@ _HARMLESS = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 
 _OPAQUE = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__"})
 
+_OPAQUE_WORDS = frozenset({"import_module", "getmodule", "__globals__"})
+
+_OPAQUE_CHAINS = frozenset({("sys", "modules"), ("builtins", "eval"), ("builtins", "exec")})
+
 
 class Closure:
     """Everything that the definition `name` in file `path` of the project in folder `root` reaches.
@@ -135,9 +139,10 @@ class Closure:
 
     def _is_harmless(self, expression: ast.expr, module: Module) -> bool:
         """Return whether an expression is a builtin, or of a library that keeps no list of the definitions that it makes."""
-        first = next(iter(chains(expression)), ("",))[0]
-        if any(item.path is None and item.module.split(".")[0] in _HARMLESS for item in module.imports.get(first, [])):
-            return True
+        first, *rest = next(iter(chains(expression)), ("",))
+        for item in module.imports.get(first, []):
+            if item.path is None and item.module.split(".")[0] in _HARMLESS:
+                return "library" not in (*rest, *item.module.split("."))  # torch.library keeps what it decorates, as torch.ops
         return first not in module.names and hasattr(builtins, first)
 
     def _registers_derived(self, base: ast.expr, module: Module, derived: tuple[ast.stmt, ...]) -> bool:
@@ -206,12 +211,14 @@ class Closure:
         for node in ast.walk(statement):
             word = getattr(node, "attr", None) or getattr(node, "id", None)
             self._lists_subclasses |= word == "__subclasses__"
-            if word == "import_module":
+            if word in _OPAQUE_WORDS:
                 self._reach_whole(path)
             elif word in ("environ", "getenv"):
                 self.variables[f"{path}:{getattr(node, 'lineno', 0)}"] = None
         seen = global_names(statement)
         for chain in chains(statement):
+            if chain[:2] in _OPAQUE_CHAINS:
+                self._reach_whole(path)
             if chain[0] in local:
                 for item in local[chain[0]]:
                     self._reach_imported(item, chain[1:])

@@ -113,6 +113,11 @@ def _values(held_out: HeldOut, split: Split, names: list[str], sources: Sources)
 
 
 def _by_value(warn: Callable[[str], None], name: str, values: pa.ChunkedArray) -> list[Slice]:
+    if pa.types.is_nested(values.type):
+        raise SpecError(
+            f"evaluate.slices: column {name!r} is {values.type}, and slices are of single values",
+            next_step="correct evaluate.slices, and run the same command again: training is done",
+        )
     counted = pc.value_counts(values.combine_chunks()).to_pylist()
     counted.sort(key=lambda each: (-each["counts"], str(each["values"])))
     if len(counted) > MAX_VALUES:
@@ -120,8 +125,12 @@ def _by_value(warn: Callable[[str], None], name: str, values: pa.ChunkedArray) -
     found = []
     for each in counted[:MAX_VALUES]:
         value = each["values"]
-        rows = pc.is_null(values) if value is None else pc.equal(values, pa.scalar(value, values.type))
-        found.append(Slice(name, f"{name}={'null' if value is None else value}", _mask(rows)))
+        if value is None or value != value:
+            rows = pc.is_null(values) if value is None else pc.is_nan(values)
+        else:
+            rows = pc.equal(values, pa.scalar(value, values.type))
+        shown = "null" if value is None else repr(value) if value == "null" else value
+        found.append(Slice(name, f"{name}={shown}", _mask(rows)))
     return found
 
 
@@ -130,10 +139,9 @@ def _by_edges(name: str, values: pa.ChunkedArray, edges: Sequence[float]) -> lis
         raise SpecError(
             f"evaluate.slices: column {name!r} is {values.type}, and edges are for numbers", next_step=f"write {name}"
         )
-    numbers = values.cast(pa.float64())
-    labels = [f"{name}<{edges[0]:g}"]
-    labels += [f"{low:g}<={name}<{high:g}" for low, high in pairwise(edges)]
-    labels.append(f"{name}>={edges[-1]:g}")
+    numbers = values.cast(pa.float64(), safe=False)
+    texts = [f"{edge:g}" if float(f"{edge:g}") == edge else repr(edge) for edge in edges]
+    labels = [f"{name}<{texts[0]}", *(f"{low}<={name}<{high}" for low, high in pairwise(texts)), f"{name}>={texts[-1]}"]
     between = np.digitize(numbers.to_numpy(zero_copy_only=False), edges)
     known = ~np.isnan(numbers.to_numpy(zero_copy_only=False))
     found = [Slice(name, label, (between == index) & known) for index, label in enumerate(labels)]

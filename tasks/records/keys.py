@@ -182,6 +182,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     source = {"files": files, **({"states": states} if states else {})}
     # Slices are of columns that the prepared rows may lack.
     slices = {"source": digest_of([read, source])} if spec.evaluate.slices else {}
+    floors = {**slices, "evaluate.slices": spec.evaluate.slices}
     images = {f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")}
     return {
         "read": {**read, **source, "version.pyarrow": version_of("pyarrow")},
@@ -222,7 +223,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **read,
             **images,
             **transforms,
-            **({f"{DECIDES}{name}": value for name, value in slices.items()} if spec.register_.promote is not None else {}),
+            **({f"{DECIDES}{name}": value for name, value in floors.items()} if spec.register_.promote is not None else {}),
             "data.label": data.label,
             **{f"register.{k}": v for k, v in _leaves(spec.register_)},
             "name": spec.name,

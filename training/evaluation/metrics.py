@@ -20,10 +20,10 @@ from torch import Tensor
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
-from penstock.messages import did_you_mean
+from penstock.messages import counted, did_you_mean
 from penstock.training.determinism import any_algorithm
 from penstock.training.evaluation.defined import Needs, defined_classes, metric_library, r2_metric
-from penstock.training.model import ClassScores, Predicts, are_probabilities, missing_part
+from penstock.training.model import SUM_TOLERANCE, ClassScores, Predicts, are_probabilities, missing_part
 from penstock.training.spec import BestSpec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
     "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
     "auroc": lambda n: _area("AUROC", n),
     "average_precision": lambda n: _area("AveragePrecision", n),
-    "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
+    "mcc": lambda n: _new("MulticlassConfusionMatrix", n),
     "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),
 }
 """Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
@@ -153,11 +153,11 @@ class MetricSet:
 
     @cached_property
     def _counts(self) -> Tensor | None:
-        """Counts of rows of each class, or each of several labels, and of all rows, if one of the metrics needs them."""
-        if self.raw or not _NEEDS.keys() & self.makers.keys():
+        """Counts of rows of each class, or each of several labels, then of all rows, and of those with a NaN as prediction."""
+        if self.raw or not self.makers or self.schema.label is None:
             return None
-        classes = math.prod(self.schema[str(self.schema.label)].shape or (self.schema.num_classes or 0,))
-        return torch.zeros(classes + 1, dtype=torch.int64, device=self.device)
+        classes = math.prod(self.schema[self.schema.label].shape or (self.schema.num_classes or 0,))
+        return torch.zeros(classes + 2, dtype=torch.int64, device=self.device)
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -187,8 +187,14 @@ class MetricSet:
         prediction = prepare_predictions(output, self.schema, self.predicts)
         target = prepare_target(target, self.schema)
         if self._counts is not None:
-            found = target.sum(0) if target.ndim > 1 else torch.bincount(target, minlength=len(self._counts) - 1)
-            self._counts.add_(torch.cat([found, found.new_tensor([len(target)])]))
+            rows, classes = len(target), len(self._counts) - 2
+            wrong = prediction.isnan().unsqueeze(-1).flatten(1).any(1).sum()
+            if self.schema.num_classes is not None:
+                found = torch.bincount(target, minlength=classes)
+            else:
+                found = target.unsqueeze(-1).flatten(1)[:, :classes].sum(0).long()
+            self._counts.add_(torch.cat([found, found.new_tensor([rows]), wrong[None]]))
+        prediction = prediction.nan_to_num(0.0, math.inf, -math.inf)  # torchmetrics takes a batch with NaN for logits
         for name, metric in self.metrics.items():
             binary = self.schema.num_classes == 2 and name in _OF_CLASS_1
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
@@ -215,18 +221,23 @@ class MetricSet:
         """Compute the value, or its mean over the classes that define it; NaN without any."""
         needs = _NEEDS.get(name)
         defined = None
+        if counts is not None and (wrong := int(counts[-1])):
+            self.undefined[name] = f"the prediction of {counted(wrong, 'row')} is NaN"
+            return torch.full((), math.nan)
         if counts is not None and needs is not None:
-            defined = defined_classes(counts, needs)
+            defined = defined_classes(counts[:-1], needs)
             if self.schema.num_classes == 2 and name in _OF_CLASS_1:
                 defined = defined[1:]
             if not bool(defined.any()):
-                self.undefined[name] = _REASONS[needs] if bool(counts[-1]) else "there are no rows"
+                self.undefined[name] = _REASONS[needs] if bool(counts[-2]) else "there are no rows"
                 return torch.full((), math.nan)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about classes without rows
             value: Tensor = metric.compute()
         if name == "r2" and bool(value.isnan()):
             self.undefined[name] = "all rows have the same label"
+        if name == "mcc":
+            return _mcc(value.double())
         if value.numel() > 1:
             value = (value if defined is None else value[defined]).mean()
         # in float32 a mean over classes may come to 1.0000001
@@ -296,20 +307,20 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         predicts: kind of the scores of classes.
 
     Returns:
-        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows], or as the label has them;
-        several labels: probabilities of that shape.
+        Classification: probabilities [rows, classes]. Regression: values [rows], or as the label has them; several labels:
+        probabilities of that shape. float64 of two classes' logits and if the output is, else float32.
 
     Raises:
         TrainingError: the shape does not fit the label, or declared probabilities are not probabilities.
     """
-    output = output.detach().float()
+    output = output.detach() if output.dtype == torch.float64 else output.detach().float()
     shape = schema[schema.label].shape if schema.label is not None else ()
     if shape:
         if tuple(output.shape[1:]) != tuple(shape):
             wanted = ", ".join(["rows", *map(str, shape)])
             raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [{wanted}]")
         if label_kind(schema) == "multilabel":
-            return (torch.sigmoid(output) if predicts == "logits" else output).flatten(1)
+            return (torch.sigmoid(output) if predicts == "logits" else _checked(output, together=False)).flatten(1)
         return output.flatten(1)
     if schema.num_classes is None:
         if output.ndim == 2 and output.shape[1] == 1:
@@ -319,21 +330,34 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         return output
     classes = schema.num_classes
     if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
-        positive = output.reshape(-1) if predicts == "probabilities" else torch.sigmoid(output.reshape(-1))
+        positive = output.reshape(-1) if predicts == "probabilities" else torch.sigmoid(output.reshape(-1).double())
         output = torch.stack([1.0 - positive, positive], dim=1)
         return _checked(output) if predicts == "probabilities" else output
     if output.ndim != 2 or output.shape[1] != classes:
         raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
-    return _checked(output) if predicts == "probabilities" else torch.softmax(output, dim=1)
+    # In float32 all logits above 17 would be 1, and the areas under curves take the order of rows from them.
+    return (
+        _checked(output) if predicts == "probabilities" else torch.softmax(output.double() if classes == 2 else output, dim=1)
+    )
 
 
-def _checked(probabilities: Tensor) -> Tensor:
-    if not are_probabilities(probabilities):
+def _checked(probabilities: Tensor, *, together: bool = True) -> Tensor:
+    """Return them without what rounding adds: torchmetrics takes a batch with 1.0000001 for logits."""
+    found = probabilities.clamp(0.0, 1.0)
+    if bool(((found - probabilities).abs() > SUM_TOLERANCE).any()) or (together and not are_probabilities(found)):
+        wrong = "are negative or do not sum to 1" if together else "are not all from 0 to 1"
         raise TrainingError(
-            'the recipe sets predicts = "probabilities", but predict returned rows that are negative or do not sum to 1',
+            f'the recipe sets predicts = "probabilities", but predict returned rows that {wrong}',
             next_step='return probabilities, or logits with predicts = "logits"',
         )
-    return probabilities
+    return found
+
+
+def _mcc(matrix: Tensor) -> Tensor:
+    """Compute Matthews' correlation of a confusion matrix, [classes, classes]; 0, as in scikit-learn, for a constant answer."""
+    rows, true, guessed = matrix.sum(), matrix.sum(1), matrix.sum(0)
+    spread = ((rows**2 - guessed.square().sum()) * (rows**2 - true.square().sum())).sqrt()
+    return torch.where(spread > 0, (matrix.trace() * rows - (true * guessed).sum()) / spread, 0.0).clamp(-1.0, 1.0)
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:

@@ -225,21 +225,23 @@ def answer_table(output: Tensor, schema: FeedSchema, predicts: ClassScores) -> p
     """Convert the result of a model's `predict`, rows first, to a table.
 
     Returns:
-        For classes `prediction` (string, the class's name, or int64, its index if classes have no names), `probability` of
-        that class and `probabilities` (lists, as all of double); else `prediction`: a number, or without a label (or with one
-        of lists) lists of the result's shape. Of a result [rows, n, numbers] those of `n` that are all NaN are left out.
+        For classes `prediction` (string, the class's name, or int64, its index if classes have no names; null if the model
+        gives NaN), `probability` of that class and `probabilities` (lists, as all of double); else `prediction`: a number, or
+        without a label (or with one of lists) lists of the result's shape. Of a result [rows, n, numbers] those of `n` that
+        are all NaN are left out.
     """
     kind = label_kind(schema)
     if kind != "classification":
         values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
-        numbers = (values.float() if values.is_floating_point() else values).numpy()
+        exact = not values.is_floating_point() or values.dtype == torch.float64
+        numbers = (values if exact else values.float()).numpy()
         there = ~np.isnan(numbers).all(axis=2) if numbers.ndim == 3 else np.ones(0, np.bool_)
         if there.all():
             return pa.table({"prediction": _nested(numbers)})
         offsets = np.cumsum([0, *there.sum(axis=1)], dtype=np.int32)
         return pa.table({"prediction": pa.ListArray.from_arrays(pa.array(offsets), _nested(numbers[there]))})
     probabilities = prepare_predictions(output, schema, predicts)
-    chosen = pa.array(probabilities.argmax(dim=1).numpy())
+    chosen = pa.array(probabilities.argmax(dim=1).numpy(), mask=probabilities.isnan().any(dim=1).numpy())
     return pa.table(
         {
             "prediction": chosen if schema.classes is None else pa.array(schema.classes, pa.string()).take(chosen),

@@ -184,9 +184,15 @@ def test_untraceable_name_counts_whole_module(tmp_path: Path, source: str) -> No
     assert capture("m.py:f", tmp_path).load()() == 1
 
 
-@pytest.mark.parametrize("word", ["globals()['h']", "eval('h')", "vars()"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("globals()['h']", "eval('h')", "vars()", "sys.modules[__name__].h()", "getattr(sys.modules[__name__], 'h')()"),
+        *("ME.h()", "inspect.getmodule(f).h()", "builtins.eval('h')", "f.__globals__['h']()"),
+    ],
+)
 def test_dynamic_lookup_counts_its_module(tmp_path: Path, word: str) -> None:
-    source = f"def f():\n    return {word}\ndef h():\n    return 1\n"
+    source = f"import sys, inspect, builtins\nME = sys.modules[__name__]\ndef f():\n    return {word}\ndef h():\n    return 1\n"
     write(tmp_path, {"m.py": source})
     before, after = digest_after(tmp_path, "m.py:f", {"m.py": source.replace("return 1", "return 2")})
     assert before != after
@@ -518,6 +524,16 @@ def test_failed_import_names_file_line_and_cause(tmp_path: Path, source: str, wo
 def test_cycles_between_files_end(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "import b\ndef f():\n    return b.g(0)\n", "b.py": "import a\ndef g(n):\n    return n or g(1)\n"})
     assert capture("a.py:f", tmp_path).load()() == 1
+
+
+@pytest.mark.parametrize(
+    "decorator", ["torch.library.custom_op('my::op', mutates_args=())", "custom_op('my::op', mutates_args=())"]
+)
+def test_operator_of_torch_library_counts_unnamed(tmp_path: Path, decorator: str) -> None:
+    made = f"import torch\nfrom torch.library import custom_op\n@{decorator}\ndef op() -> int:\n    return 1\n"
+    write(tmp_path, {"m.py": "import torch, ops\ndef f():\n    return torch.ops.my.op()\n", "ops.py": made})
+    before, after = digest_after(tmp_path, "m.py:f", {"ops.py": made.replace("return 1", "return 2")})
+    assert before != after
 
 
 REGISTERING = {

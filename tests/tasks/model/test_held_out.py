@@ -26,11 +26,20 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
             "town": [None if row % 11 == 0 else ("Ulm", "Bonn")[row % 2] for row in range(ROWS)],
             "age": pa.array([None if row % 7 == 0 else row % 60 for row in range(ROWS)], pa.int64()),
             "name": [f"r{row}" for row in range(ROWS)],
+            "dose": pa.array([np.nan if row % 3 == 0 else 0.5 for row in range(ROWS)], pa.float32()),
+            "word": [None if row % 2 == 0 else "null" for row in range(ROWS)],
+            "tags": [[row] for row in range(ROWS)],
+            "number": pa.array(range(2**53 + 1, 2**53 + 1 + ROWS), pa.int64()),
         }
     )
     files: dict[str, Any] = {f"train/{part}.parquet": table.slice(part * 40, 40) for part in range(3)}
     rule = {"fraction": 0.9, "by": "name"}
-    source = Source.of(tmp_path_factory.mktemp("slices"), files, [{"drop": ["town", "age", "name"]}], test=rule)
+    source = Source.of(
+        tmp_path_factory.mktemp("slices"),
+        files,
+        [{"drop": ["town", "age", "name", "dose", "word", "tags", "number"]}],
+        test=rule,
+    )
     return pickle.loads(
         pickle.dumps(HeldOut(source.data, source.snapshot(), source.steps, source.materialize(), source.storage))
     )
@@ -56,8 +65,23 @@ def test_slice_holds_rows_of_its_source_values(held_out: HeldOut) -> None:
     assert said == [f"evaluate.slices: 'name' has {len(numbers)} values; the {MAX_VALUES} of most rows are measured"]
 
 
+def test_slices_of_odd_values_are_named_apart(held_out: HeldOut) -> None:
+    numbers = np.concatenate([table["x"].to_numpy() for table, _ in held_out.raw("test")]).astype(np.int64)
+    edges = {"number": [1234567.0, 1234568.0, float(2**53 + 40)]}
+    found = {each.name: each.rows.tolist() for each in slices_of(held_out, "test", ["dose", "word", edges], print)}
+    assert found["dose=nan"] == (numbers % 3 == 0).tolist() and found["dose=0.5"] == (numbers % 3 != 0).tolist()
+    assert found["word=null"] == (numbers % 2 == 0).tolist() and found["word='null'"] == (numbers % 2 == 1).tolist()
+    large = [name for name in found if "number" in name]
+    assert large == ["1234568.0<=number<9007199254741032.0", "number>=9007199254741032.0"]
+
+
 @pytest.mark.parametrize(
-    ("wanted", "words"), [("towm", "no column 'towm'; did you mean 'town'"), ({"town": [1.0]}, "'town' is string, and edges")]
+    ("wanted", "words"),
+    [
+        ("towm", "no column 'towm'; did you mean 'town'"),
+        ({"town": [1.0]}, "'town' is string, and edges"),
+        ("tags", r"'tags' is list<.*>, and slices are of single values"),
+    ],
 )
 def test_unusable_slice_column_is_refused(held_out: HeldOut, wanted: str, words: str) -> None:
     with pytest.raises(SpecError, match=words) as refused:

@@ -48,6 +48,7 @@ OF_FIELD: dict[str, set[StageName]] = {
     "shuffle.seed": {"shuffle", "train"},
     "train": {"train"},
     "evaluate": {"evaluate"},
+    "evaluate.slices": {"evaluate", "register"},
     "register": {"register"},
 }
 """Field, or section, of the pipeline file -> the stages whose output depends on it; the longest one counts."""

@@ -199,9 +199,67 @@ def test_logits_that_sum_to_one_stay_logits() -> None:
     assert prepare_predictions(one, schema(2), "probabilities").tolist() == [[0.75, 0.25], [0.25, 0.75]]
 
 
+def several(labels: int) -> FeedSchema:
+    return FeedSchema(columns=(ColumnInfo(name="y", dtype="int64", shape=(labels,)),), label="y")
+
+
 def test_invalid_probabilities_are_refused() -> None:
     with pytest.raises(TrainingError, match="negative or do not sum to 1"):
         prepare_predictions(torch.tensor([[4.0, -1.0, 0.0]]), schema(3), "probabilities")
+    with pytest.raises(TrainingError, match="are not all from 0 to 1"):
+        prepare_predictions(torch.tensor([[4.0, 1.0]]), several(2), "probabilities")
+
+
+def test_rounded_probabilities_stay_probabilities() -> None:
+    target, sure = torch.tensor([0, 1, 1, 0, 1]), 1.0000001
+    for shares in (
+        torch.tensor([[sure, 0.0], [0.0, sure], [0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]),
+        torch.tensor([0, sure, 0.9, 0.2, 0.7]),
+    ):
+        assert shares.max() > 1
+        found = measure(["f1", "precision", "calibration_error"], 2, [(shares, target)], Probabilities())
+        assert found == pytest.approx({"f1": 1.0, "precision": 1.0, "calibration_error": 0.6 / 5}, abs=1e-5)
+    metrics = make_metrics(["accuracy"], several(2), recipe(Probabilities()))
+    metrics.update(torch.tensor([[sure, 0.1], [0.2, sure]]), {"y": torch.eye(2, dtype=torch.int64)})
+    assert metrics.compute() == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_metric_of_nan_predictions_is_nan_with_a_reason(classes: int) -> None:
+    target = torch.arange(100) % classes
+    logits = 9 * nn.functional.one_hot(target, classes).float()
+    logits[7] = torch.nan
+    metrics = make_metrics([*CLASSIFICATION], schema(classes), recipe())
+    metrics.update(logits, {"y": target})
+    assert all(np.isnan(value) for value in metrics.compute().values())
+    assert metrics.undefined == dict.fromkeys(CLASSIFICATION, "the prediction of 1 row is NaN")
+    metrics.update(logits[8:], {"y": target[8:]})
+    assert metrics.compute()["f1"] == 1.0, "of the next rows"
+    numbers = make_metrics([*REGRESSION], schema(), recipe())
+    numbers.update(torch.tensor([1.0, torch.nan]), {"y": torch.tensor([1.0, 2.0])})
+    assert all(np.isnan(value) for value in numbers.compute().values())
+    assert numbers.undefined == dict.fromkeys(REGRESSION, "the prediction of 1 row is NaN")
+
+
+@pytest.mark.parametrize(("classes", "guess"), [(2, 0), (2, 1), (3, 1)])
+def test_mcc_of_a_constant_answer_is_zero(classes: int, guess: int) -> None:
+    target = torch.arange(100) % 10 % classes
+    logits = nn.functional.one_hot(torch.full((100,), guess), classes).float()
+    assert measure(["mcc"], classes, [(logits, target)]) == {"mcc": 0.0}
+
+
+def test_large_logits_keep_their_order() -> None:
+    target = torch.tensor([0, 0, 1, 1])
+    logits = torch.tensor([20.0, 22.0, 30.0, 32.0])
+    for given_ in (logits, torch.stack([torch.zeros(4), logits], dim=1)):
+        assert measure(["auroc", "average_precision"], 2, [(given_, target)]) == {"auroc": 1.0, "average_precision": 1.0}
+
+
+def test_float64_predictions_of_numbers_stay_exact() -> None:
+    numbers = make_metrics(["mae", "r2"], schema(), recipe())
+    labels = torch.tensor([1700000037.0, 1700000101.0], dtype=torch.float64)
+    numbers.update(labels, {"y": labels})
+    assert numbers.compute() == {"mae": 0.0, "r2": 1.0}
 
 
 def test_regression_agrees_with_scikit_learn() -> None:

@@ -140,3 +140,12 @@ def test_places_that_are_all_nan_are_left_out_of_an_answer() -> None:
     assert repr(given) == "[[[0.0, nan], [4.0, 5.0]], []]"
     whole = answer_table(torch.ones(2, 3, 2), schema, "logits")["prediction"].to_pylist()
     assert whole == [[[1.0, 1.0]] * 3] * 2
+
+
+def test_row_whose_scores_are_nan_has_no_class() -> None:
+    schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label="y", num_classes=2, classes=("well", "ill"))
+    answer = answer_table(torch.tensor([[torch.nan, torch.nan], [0.0, 1.0]]), schema, "logits")
+    assert answer["prediction"].to_pylist() == [None, "ill"]
+    numbers = FeedSchema(columns=(ColumnInfo(name="y", dtype="float64"),), label="y")
+    exact = torch.tensor([1700000037.0], dtype=torch.float64)
+    assert answer_table(exact, numbers, "logits")["prediction"].to_pylist() == [1700000037.0]
