@@ -146,7 +146,7 @@ def begin_overlapped(
     where = spec.prepare.model_copy(update={"concurrency": min(most, spec.prepare.concurrency or most)})
     key, storage = ctx.keys["materialize"].key, ctx.storage
     make = partial(materialize, key=key, preparation=preparation, spec=spec.materialize, storage=storage, progress=silent)
-    order_of = partial(train_order, spec.shuffle, batch_rows=spec.train.batch_rows)
+    order_of = partial(train_order, spec.shuffle, batch_rows=spec.train.lane_batch_rows)
     if ctx.overlapped is not None:  # a damaged shard is made again
         ctx.overlapped.end()
     ctx.overlapped = begun = Overlapped(ctx, (make, order_of, where), conclude)  # before the wait, which a signal may end

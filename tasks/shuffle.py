@@ -26,7 +26,7 @@ def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest, batch_rows: int
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    order = train_order(ctx.project.spec.shuffle, ctx.manifest.opened(ctx.storage), ctx.project.spec.train.batch_rows)
+    order = train_order(ctx.project.spec.shuffle, ctx.manifest.opened(ctx.storage), ctx.project.spec.train.lane_batch_rows)
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 

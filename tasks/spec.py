@@ -118,7 +118,7 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     train = spec.train
     if train.recipe is None and train.framework not in RECIPE_OPTIONAL:
         problems.append(("train.recipe", f"missing: {train.framework} trains the class that it names; write file.py:Name"))
-    if train.batch_rows % train.workers:
+    if train.loop is None and train.batch_rows % train.workers:
         lower = train.batch_rows // train.workers * train.workers
         options = " or ".join(str(n) for n in (lower, lower + train.workers) if n)
         problems.append(("train.batch_rows", f"{train.batch_rows} does not divide over {train.workers} workers; use {options}"))
@@ -174,7 +174,7 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if spec.materialize.cache == "memory" and spec.shuffle.lanes not in ("auto", 1):
         problems.append(("shuffle.lanes", "rows in memory are not dealt to lanes; leave lanes out, or use cache: disk"))
     at_once, streams = spec.prepare.concurrency, 2 * (train.workers + 1)  # to train and to validate, and of shared units
-    lanes = spec.materialize.cache == "none" and train.workers > 1 and spec.shuffle.most_lanes(train.batch_rows) > 1
+    lanes = spec.materialize.cache == "none" and train.workers > 1 and spec.shuffle.most_lanes(train.lane_batch_rows) > 1
     if lanes and at_once is not None and at_once < streams:
         problems.append(
             (

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 import torch
 
+from penstock.errors import SpecError
 from penstock.ingest.feed.batch import LastBatch
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.cursor import Feed
@@ -105,6 +106,13 @@ def _last(job: TrainJob, split: Split) -> LastBatch:
 
 def _order(job: TrainJob, split: Split) -> Order:
     if split == "train":
+        rows, lanes = job.spec.batch_rows, job.order.lanes
+        if job.spec.loop is not None and job.spec.workers > 1 and rows % lanes:
+            raise SpecError(
+                f"shuffle.lanes is {lanes}, which does not divide the {rows} rows of a batch on {job.spec.workers} workers: "
+                "they would get batches of other sizes",
+                next_step="leave shuffle.lanes out, or ask for another batch_size",
+            )
         return job.order
     # As stored, within the size limit of a step: a batch too large to learn is too large to predict.
     return make_order(ShuffleSpec(mode="none", by_length=job.order.by_length), job.manifest.rows[split])

@@ -220,6 +220,11 @@ class TrainSpec(Section):
         return [name for name in fields if name in self.model_fields_set]
 
     @property
+    def lane_batch_rows(self) -> int:
+        """Rows that `lanes: auto` divides: of a step, or 1, as a function chooses the rows of its batches when it runs."""
+        return self.batch_rows if self.loop is None else 1
+
+    @property
     def named_callbacks(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of each callback, in order."""
         return [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in self.callbacks]

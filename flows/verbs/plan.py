@@ -158,7 +158,7 @@ def describe_workers(project: Project, rows: dict[str, Any]) -> dict[str, Any] |
     if not len(sizes := manifest.parts_of("train")[1]):
         return None
     train, streamed = project.spec.train, STREAMS in manifest.extra
-    order = train_order(project.spec.shuffle, manifest, train.batch_rows)
+    order = train_order(project.spec.shuffle, manifest, train.lane_batch_rows)
     # An order of one lane does not know the windows of a stream.
     if order.lanes == 1 and (streamed or (train.workers == 1 and project.spec.shuffle.mode != "windowed")):
         return None

@@ -206,7 +206,11 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "version.torch": version_of("torch").split("+")[0],
         },
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)}
-        | ({"shuffle.lanes of batch_rows": spec.shuffle.most_lanes(train.batch_rows)} if spec.shuffle.lanes == "auto" else {}),
+        | (
+            {"shuffle.lanes of batch_rows": spec.shuffle.most_lanes(train.lane_batch_rows)}
+            if spec.shuffle.lanes == "auto"
+            else {}
+        ),
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             **({"start_from": project.start_from.digest} if project.start_from is not None else {}),

@@ -36,6 +36,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point, Printed, Resumed
+from penstock.training.frameworks.loops.steps import train_epochs
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN, run_loop_rank
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.job import TrainJob
@@ -586,3 +587,43 @@ def test_loop_killed_on_two_workers_ends_as_undisturbed(tmp_path: Path) -> None:
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None
     assert killed.weights_digest == whole.weights_digest
     walks_alike(tmp_path)
+
+
+def in_lanes(job: TrainJob, lanes: int) -> TrainJob:
+    shards = job.manifest.opened(job.data_storage).shards_of("train").rows
+    order = make_order(ShuffleSpec(seed=17, lanes=lanes), job.order.rows, shards, job.spec.batch_rows)
+    assert order.lanes == lanes
+    return replace(job, order=order)
+
+
+def test_batches_that_lanes_do_not_divide_are_refused(tmp_path: Path) -> None:
+    job = in_lanes(loop_job(tmp_path, workers=2), 8)
+    assert [
+        len(next(iter(session_of(job, rank).shard("train").iter_torch_batches(batch_size=4)))["label"]) for rank in (0, 1)
+    ] == [4, 4]
+    with pytest.raises(SpecError, match=r"shuffle\.lanes is 8, which does not divide the 20 rows of a batch on 2 workers"):
+        next(iter(session_of(job, 1).shard("train").iter_torch_batches(batch_size=10)))
+
+
+@pytest.mark.parametrize(("lanes", "batch_rows", "rest"), [(1, 83, "1 row"), (32, 32, "13 rows")])
+def test_last_step_that_misses_a_worker_is_refused(tmp_path: Path, lanes: int, batch_rows: int, rest: str) -> None:
+    job = in_lanes(make_job(tmp_path, workers=2, batch_rows=batch_rows), lanes)
+    with pytest.raises(SpecError, match=f"has {rest}, which do not reach all 2 workers"):
+        train_epochs(job, Group(0, 2, CPU), session_of(job, 0), CPU)
+
+
+def test_position_of_iter_rows_counts_single_rows(tmp_path: Path) -> None:
+    seen: list[int] = []
+    shard = session_of(loop_job(tmp_path, workers=2), 0).shard("train")
+    passed = shard._passed
+    shard._passed = lambda epoch, batch, position, waited: (seen.append(position), passed(epoch, batch, position, waited))[1]
+    rows = iter(shard.iter_rows())
+    for _ in range(5):
+        next(rows)
+    assert seen == [2, 4, 6, 8, 10], "of two ranks"
+
+
+def test_function_gets_one_lane_and_any_number_of_workers(tmp_path: Path) -> None:
+    spec = loop_job(tmp_path, workers=3).spec
+    assert spec.lane_batch_rows == 1 and ShuffleSpec().most_lanes(spec.lane_batch_rows) == 1
+    assert make_job(tmp_path).spec.lane_batch_rows == 48

@@ -174,7 +174,7 @@ class Shard(ray.data.DataIterator):  # type: ignore[misc]  # Ray ships no types 
         """Return rows as dicts. Each `iter()` of the returned object starts another epoch, as with Ray."""
 
         def rows() -> Iterator[dict[str, Any]]:
-            for batch in self._batches(256, False):
+            for batch in self._batches(1, False):  # a report between two rows is at the place of the first one
                 yield from BlockAccessor.for_block(self._table(batch)).iter_rows(public_row_format=True)
 
         return _Epochs(rows, lambda row: row)

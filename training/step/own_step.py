@@ -103,8 +103,9 @@ class OwnStep:
         """
         if rows == 0:
             raise TrainingError(
-                f"a step has {global_rows} rows for {self._group.world_size} workers, and training_step() needs one on each",
-                next_step="set train.last_batch to drop or fill",
+                f"a step has {global_rows} rows, none of them for this one of {self._group.world_size} workers, and "
+                "training_step() needs one on each",
+                next_step="set train.last_batch to drop or fill, or shuffle.lanes: 1",
             )
         self._share = rows / global_rows
         self._group.copy_first(list(self._model.buffers()))  # as DDP does: a forward pass may update or replace them

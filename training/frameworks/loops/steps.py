@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import DataError, SpecError
+from penstock.ingest.feed.batch import FeedShare, own_positions
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.training.evaluation.metrics import validation_metrics
@@ -88,11 +89,13 @@ def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.de
             f"shuffle.by_length does not fit {job.spec.framework}, which needs the number of steps in advance",
             next_step="take it out",
         )
-    rest = job.order.epoch_rows % job.spec.batch_rows
-    if 0 < rest < group.world_size:
+    rest, workers, lanes = job.order.epoch_rows % job.spec.batch_rows, group.world_size, job.order.lanes
+    shares = (FeedShare(job.spec.batch_rows, rank, workers, lanes=lanes) for rank in range(workers))
+    if rest and not all(len(own_positions(part, [(0, rest)])[0]) for part in shares):
         raise SpecError(
-            f"the last step of an epoch has {counted(rest, 'row')}, and there are {group.world_size} workers",
-            next_step="take another train.batch_rows",
+            f"the last step of an epoch has {counted(rest, 'row')}, which do not reach all {workers} workers",
+            next_step="take another train.batch_rows, or drop it (train.last_batch: drop)"
+            + (f", or set shuffle.lanes to less than {lanes}" if lanes > 1 else ""),
         )
     return Epochs(session.shard("train"), job.spec.batch_rows // group.world_size, steps, device)
 
