@@ -30,6 +30,8 @@ EXPIRES_S = 45.0
 differ, so it is watched for another `WATCH_S`."""
 WATCH_S = 15.0
 """How long a holder that seems silent is watched for a heartbeat before its place is taken, by this machine's clock alone."""
+CLOCKS_DIFFER_S = 86_400.0
+"""A holder that has been silent for longer is not watched where nobody wants its place."""
 BRIEFLY_S = 0.1
 """Pause between two looks at a holder that is waited for."""
 SILENCE_S = 2.0
@@ -57,11 +59,18 @@ class LeaseHolder(Section):
         return f"{self.process} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
 
 
-def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
-    """Return the living holder of the lease, or None if it is free."""
+def current_holder(storage: Storage, path: str, *, watch: bool = False) -> LeaseHolder | None:
+    """Return the living holder of the lease, or None if it is free.
+
+    Args:
+        watch: look for `WATCH_S` whether a holder on another machine, silent by this machine's clock, lives by its own.
+    """
     generation = _last_generation(storage, path)
     holder = _read(storage, path, generation) if generation else None
-    return holder if holder is not None and _holds(holder) else None
+    if holder is None or _holds(holder):
+        return holder
+    near = abs(time.time() - holder.heartbeat) < CLOCKS_DIFFER_S
+    return holder if watch and near and _heartbeat_changes(storage, path, generation, holder) else None
 
 
 def delete_left(storage: Storage, folder: str) -> list[str]:
@@ -97,7 +106,7 @@ def refuse_if_held(storage: Storage, path: str) -> None:
 def wait_until_free(storage: Storage, path: str, on_wait: Callable[[LeaseHolder], None]) -> None:
     """Return once no living process holds the lease. `on_wait` is called once if that takes longer than two seconds."""
     warn_at: float | None = time.monotonic() + SILENCE_S
-    while (holder := current_holder(storage, path)) is not None:
+    while (holder := current_holder(storage, path, watch=True)) is not None:
         if warn_at is not None and time.monotonic() > warn_at:
             on_wait(holder)
             warn_at = None

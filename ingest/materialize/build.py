@@ -114,7 +114,11 @@ def _build_units(
     predicted: DatasetManifest | None = None
     if begin is not None:
         for job in todo:
-            if job.again or storage.is_local:  # the record of a damaged unit, which training would believe
+            if (
+                not job.again and (record := committed(storage, job.key)) is not None
+            ):  # by another process, since the look above
+                results[job.key] = UnitResult(record=record)
+            elif job.again or storage.is_local:  # the record of a damaged unit, which training would believe
                 storage.delete(unit_path(job.key, UNIT_RECORD))
         predicted = predict_dataset(key, jobs, _first_record(jobs, todo, results, data, parallel), data, fitted)
         predicted.table.write(storage, key)

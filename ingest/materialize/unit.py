@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import os
 import shutil
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -38,6 +36,7 @@ from penstock.ingest.preprocess.problems import RowProblem, joined
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import ColumnInfo, Split
 from penstock.ingest.spec import split_rules
+from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "begin_unit", "committed", "hashes_path", "unit_key"]
@@ -370,7 +369,8 @@ def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, .
 @contextlib.contextmanager
 def _scratch(job: UnitJob) -> Iterator[Path]:
     """Make a private folder for unfinished shards: in the unit's folder if that is local, so that a rename moves them."""
-    prefix = f".build-{socket.gethostname()}-"
+    own = ProcessIdentity.current()
+    prefix = f".build-{digest_of([own.host, own.machine])[:12]}-"  # a host name may be that of another container, too
     if not job.storage.is_local:
         with tempfile.TemporaryDirectory(prefix="penstock-unit-") as name:
             yield Path(name)
@@ -380,7 +380,7 @@ def _scratch(job: UnitJob) -> Iterator[Path]:
     for stale in home.glob(f"{prefix}*"):
         if not psutil.pid_exists(int(stale.name.removeprefix(prefix).split("-")[0])):
             shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{own.pid}-", dir=home))
     try:
         yield folder
     finally:

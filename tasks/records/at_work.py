@@ -48,8 +48,16 @@ def choosing_a_run(
         yield delete_left(storage, run_leases(pipeline))
 
 
-def holders_of_runs(storage: Storage, pipeline: str, runs: Sequence[str] | None = None) -> dict[str, LeaseHolder]:
-    """Map each run at work to its living process, without trials of a sweep; `runs` are those that may be, if that is known."""
+def holders_of_runs(
+    storage: Storage, pipeline: str, runs: Sequence[str] | None = None, *, watch: bool = False
+) -> dict[str, LeaseHolder]:
+    """Map each run at work to its living process, without trials of a sweep.
+
+    Args:
+        runs: those that may be at work, if that is known.
+        watch: as of `current_holder`.
+    """
     folder = run_leases(pipeline)
-    found = {run: current_holder(storage, f"{folder}/{run}") for run in (storage.list(folder) if runs is None else runs)}
+    names = storage.list(folder) if runs is None else runs
+    found = {run: current_holder(storage, f"{folder}/{run}", watch=watch) for run in names}
     return {run: holder for run, holder in found.items() if holder is not None}

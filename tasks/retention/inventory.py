@@ -48,13 +48,13 @@ def take_inventory(ledger: Ledger, pipeline: str, aliased: Mapping[str, str]) ->
     done = {run.run for run in runs if run.status == "done"}
     working: dict[str, str] = {}
     for each in storage.list("pipelines"):
-        if (holder := current_holder(storage, lease_path(each))) is not None:
+        if (holder := current_holder(storage, lease_path(each), watch=True)) is not None:
             raise LeaseHeldError(
                 f"a run of pipeline {each!r} begins or is repaired: {holder.process}", next_step="clean again in a moment"
             )
-        held = {run: holder.process for run, holder in holders_of_runs(storage, each).items() if run not in done}
+        held = {run: holder.process for run, holder in holders_of_runs(storage, each, watch=True).items() if run not in done}
         working |= {run: f"run {run} is at work: {process}" for run, process in held.items()}
-        if (holder := current_holder(storage, sweep_lease_path(each))) is not None:
+        if (holder := current_holder(storage, sweep_lease_path(each), watch=True)) is not None:
             if each == pipeline:
                 raise LeaseHeldError(
                     f"a sweep of pipeline {pipeline!r} is at work: {holder.process}", next_step="clean when it has ended"

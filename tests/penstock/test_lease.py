@@ -181,6 +181,8 @@ def test_living_holder_with_skewed_clock_keeps_lease(tmp_path: Path, monkeypatch
     try:
         with pytest.raises(LeaseHeldError, match="elsewhere"), hold_lease(storage, "lease"):
             pass
+        assert current_holder(storage, "lease") is None
+        assert current_holder(storage, "lease", watch=True) is not None, "clean deletes nothing of it"
     finally:
         stop.set()
         beating.join()

@@ -27,13 +27,17 @@ UNREACHABLE_WAIT_S = 0.5
 
 
 class Mailbox:
-    """A list of events, a stop flag, and the workers that are alive. Nothing in it matters after the attempt."""
+    """A list of events, a stop flag, and the workers that are alive. Nothing in it matters after the attempt.
 
-    def __init__(self) -> None:
+    Args:
+        groups: worker groups of the attempt before.
+    """
+
+    def __init__(self, groups: int = 0) -> None:
         self._events: list[Event] = []
         self._stop = False
-        self._group = -1
-        """Number of the newest worker group that Ray Train has started, from 0."""
+        self._group = groups - 1
+        """Number of the attempt's newest worker group, from 0."""
         self._losses = 0
         self._workers: dict[int, Any] = {}
         self._places: dict[int, str] = {}
@@ -117,10 +121,10 @@ class MailboxHandle:
             ray.kill(self.actor)
 
 
-def open_mailbox() -> MailboxHandle:
+def open_mailbox(groups: int) -> MailboxHandle:
     """Make the mailbox of an attempt. Its actor is on this process's node, takes no CPU and dies with the driver."""
     strategy = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-    return MailboxHandle(ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote())  # type: ignore[attr-defined]
+    return MailboxHandle(ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote(groups))  # type: ignore[attr-defined]
 
 
 class RayMailboxClient:

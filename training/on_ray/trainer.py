@@ -11,6 +11,7 @@ import ray
 
 from penstock.errors import SpecError, TrainingError
 from penstock.redact import first_line
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.events import Event, Notice
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.event_log import EventLog
@@ -66,7 +67,8 @@ def train(
     """
     write_storage_probe(job.run_storage, job.attempt)
     try:
-        mailbox = open_mailbox()
+        before = job_checkpoints(job).newest_writer()  # of this attempt if a damaged shard has ended its training
+        mailbox = open_mailbox(before.restart + 1 if before is not None and before.attempt == job.attempt else 0)
         need, chosen = worker_needs(job.spec)
         if job.spec.backend.name == "nccl" and "GPU" not in need:
             raise SpecError("train.backend.name is nccl, which needs a GPU for each worker, and training is on CPUs")

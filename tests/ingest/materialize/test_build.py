@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +25,7 @@ from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards, materialize
 from penstock.ingest.materialize.class_report import empty_splits, one_class
-from penstock.ingest.materialize.unit import _image_libraries
+from penstock.ingest.materialize.unit import _image_libraries, _scratch
 from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -328,20 +330,24 @@ def test_failed_upload_leaves_unit_uncommitted(tmp_path: Path, shard: int) -> No
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    import socket
     import subprocess
 
     child = subprocess.Popen(["true"])
     child.wait()
     source = counted(tmp_path, parts(1))
+    job = SimpleNamespace(storage=source.storage, key="other")
+    with _scratch(job) as made:  # type: ignore[arg-type]
+        own = made.name.rpartition(f"{os.getpid()}-")[0]
     unit = source.materialize().shards[0].unit
     home = source.storage.local_path(f"units/{unit}")
-    stale = home / f".build-{socket.gethostname()}-{child.pid}-abc"
+    stale = home / f"{own}{child.pid}-abc"
     stale.mkdir()
+    of_other_machine = home / f".build-ray-worker-1-{child.pid}-abc"
+    of_other_machine.mkdir()
     (stale / "train-00000.arrow").write_bytes(b"torn")
     (home / "unit.json").unlink()
     source.materialize()
-    assert sorted(path.name for path in home.iterdir()) == ["train-00000.arrow", "unit.json"]
+    assert sorted(path.name for path in home.iterdir()) == [of_other_machine.name, "train-00000.arrow", "unit.json"]
 
 
 # Damage.

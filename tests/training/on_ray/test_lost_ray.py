@@ -15,14 +15,14 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RaySystemError
 
-from penstock.errors import TrainingError
+from penstock.errors import SpecError, TrainingError
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray import trainer
 from penstock.training.on_ray.fit import Fit
 from penstock.training.on_ray.mailbox import Mailbox, MailboxHandle, RayMailboxClient
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
-from tests.training.digits import CPU, make_job
+from tests.training.digits import CPU, make_job, train_alone
 
 ERRORS: dict[str, Callable[[], RayError]] = {
     "died": ActorDiedError,
@@ -41,7 +41,7 @@ class Calls:
         self._reached = threading.Event()
         self._driver = threading.current_thread()
 
-    def open_mailbox(self) -> Any:
+    def open_mailbox(self, groups: int) -> Any:
         self.get(lambda: None)
         return self
 
@@ -85,6 +85,21 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
         return trainer.train(job, stop=threading.Event(), listener=lambda events: None)
 
     return train
+
+
+def test_second_training_of_an_attempt_counts_groups_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_alone(make_job(tmp_path, max_steps=1))
+    groups: list[int] = []
+
+    def open_mailbox(before: int) -> Any:
+        groups.append(before)
+        raise SpecError("enough")
+
+    monkeypatch.setattr(trainer, "open_mailbox", open_mailbox)
+    for attempt in (1, 2):
+        with pytest.raises(SpecError, match="enough"):
+            trainer.train(make_job(tmp_path, attempt=attempt), stop=threading.Event(), listener=lambda events: None)
+    assert groups == [1, 0]
 
 
 @pytest.mark.parametrize("error", ERRORS)
