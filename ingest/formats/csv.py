@@ -141,7 +141,7 @@ class CsvReader(Reader):
                 try:
                     columns.append(self._typed(text, field.type))
                 except pa.ArrowException as error:
-                    bad = first_bad_row(self._values(text), field.type)
+                    bad = first_bad_row(self.cells(text), field.type)
                     cell = text[bad].as_py()
                     # A word that means "missing" does so in all columns, where a number may be right.
                     repair = "repair the line" if _is_number(cell) else missing_advice([shorten(cell)])
@@ -153,14 +153,14 @@ class CsvReader(Reader):
             yield pa.table(columns, schema=schema)
             rows += batch.num_rows
 
-    def _values(self, text: pa.Array) -> pa.Array:
+    def cells(self, text: pa.Array) -> pa.Array:
         """Return the cells of a column other than text, as Arrow reads them."""
         return without_words(self._form.pointed(text), self._form.null_words)
 
     def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
         if kind in (pa.string(), pa.large_string()):
             return pc.cast(text, kind)
-        return cast_array(self._values(text), kind)
+        return cast_array(self.cells(text), kind)
 
     def _shown(self, value: str | None) -> str | None:
         """Return a cell of `pointed` as the file has it."""

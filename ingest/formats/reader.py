@@ -147,6 +147,10 @@ class Reader(Protocol):
         """
         return iter(())
 
+    def cells(self, text: Any) -> Any:
+        """Return a column of text as `tables` takes it where another type is wanted: without words for null, with a point."""
+        return text
+
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """Row, from 0 -> the line, from 1, that it begins at. Empty where the file has no lines."""
         return {}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.digest import digest_of
@@ -28,7 +27,7 @@ from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.read.inspection import inspect_file
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
-from penstock.messages import capped, did_you_mean
+from penstock.messages import capped, did_you_mean, shorten
 from penstock.plugins import optional
 from penstock.storage import Storage
 from penstock.training.predict.output import SIDE, Output, PredictedUnit, content_of, part_name
@@ -37,7 +36,7 @@ from penstock.training.registry.loaded_model import LoadedModel
 __all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "packed_model"]
 
 
-FORMAT = 1
+FORMAT = 2
 """Raised by one when the same inputs would give other parts."""
 
 ADDED = ("file", "row")
@@ -130,7 +129,8 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         if found.problems:
             rows = np.array(sorted(found.problems), np.int64)
             # The number that a problem begins with is that of the batch.
-            reasons = pa.array([found.problems[row].removeprefix(f"row {row}: ") for row in rows.tolist()], pa.string())
+            told = [source.told(batch, table, row, found.problems[row]) for row in rows.tolist()]
+            reasons = pa.array([text.removeprefix(f"row {row}: ") for row, text in zip(rows, told, strict=True)], pa.string())
             unscored.add(pa.table({"reason": reasons, **_places(batch, rows)}))
     name = part_name(job.key)
     Output(job.storage).begin(job.key)
@@ -163,14 +163,14 @@ class _Source:
         self._wanted = {field.name: field.type for field in model.inputs}
         self._unneeded = set(model.unneeded)
         self._job, self._batch_rows = job, model.rows_at_once
-        reader, form = reader_of(job.data), format_named(job.data.format)
-        facts, self.broken = _facts(reader, job)
+        self._reader, form = reader_of(job.data), format_named(job.data.format)
+        facts, self.broken = _facts(self._reader, job)
         found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
         folders = job.files[0].folder_columns if form.folder_columns else {}
         columns = {name: self._read_as(name, kind) for name, kind in found.items()}
         columns |= {name: parse_type(job.files[0].folder_type(name)) for name in folders if name not in found}
         needed = [name for name in self._wanted if name not in self._unneeded]
-        if reader.missing_is_null:
+        if self._reader.missing_is_null:
             columns = {name: self._wanted[name] for name in needed if name not in columns} | columns
         self.kept = _kept(job, list(columns), form.encoded_images) if facts else []
         columns = {name: kind for name, kind in columns.items() if name in self.kept or name in needed}
@@ -179,9 +179,7 @@ class _Source:
                 f"{job.files[0].uri}: column {odd!r} is {columns[odd]}, a type that cannot be read",
                 next_step="leave it out: --column NAME, once for each column to keep",
             )
-        texts = {name for name, kind in columns.items() if kind == pa.string() and name in found}
-        self._text = [name for name in texts if not is_text(self._wanted.get(name, pa.string()))]
-        self._null_words = form.null_words
+        self._text = [name for name in needed if columns.get(name) == pa.string() and not is_text(self._wanted[name])]
         self._snapshot = SourceSnapshot(
             format=job.data.format,
             files=tuple(
@@ -208,11 +206,17 @@ class _Source:
         """Yield all rows in order."""
         for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows, self._job.piece):
             table = batch.table
-            for name in self._text if self._null_words is not None else ():
-                values = table.column(name)
-                absent = pc.is_in(values, self._null_words)
-                table = table.set_column(table.schema.get_field_index(name), name, pc.if_else(absent, None, values))
+            for name in self._text:
+                cells = self._reader.cells(table.column(name))
+                table = table.set_column(table.schema.get_field_index(name), name, cells)
             yield batch, table
+
+    def told(self, batch: RowBatch, table: pa.Table, row: int, problem: str) -> str:
+        """Show the cell of a problem as the file has it."""
+        for name in self._text:
+            cell, shown = (f"{name!r} holds {shorten(held.column(name)[row].as_py())}," for held in (table, batch.table))
+            problem = problem.replace(cell, shown)
+        return problem
 
     def typed(self, table: pa.Table) -> pa.Table:
         """Cast the columns that the model reads to its types."""

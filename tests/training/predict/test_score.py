@@ -31,6 +31,7 @@ from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.usercode.capture import capture
+from tests.ingest.preparing import Source
 from tests.ingest.reading import copies_kept
 from tests.training.registry.test_raw_rows import Made, images_source, table_source
 
@@ -348,6 +349,23 @@ def test_csv_is_read_in_the_types_of_the_model(tmp_path: Path, model: Path) -> N
     assert found["id"].to_pylist() == [*rows["id"].to_pylist(), "7"]
     assert found["age"].to_pylist() == [*rows["age"].to_pylist(), None]
     assert work.rows(side=True)["reason"].to_pylist() == ["column 'age' holds 'old', which does not read as int64"]
+
+
+def test_csv_with_stray_cell_is_read_with_its_decimal_mark(tmp_path: Path) -> None:
+    def source(folder: Path) -> Source:
+        lines = [f"{row},5;{('no', 'yes')[row % 2]}\n" for row in range(20)]
+        csv, text = {"delimiter": ";", "decimal": ",", "nulls": ["-"]}, "x;kind\n" + "".join(lines)
+        steps = ["label_encoder", {"imputer": {"columns": ["x"]}}]
+        return Source.of(
+            folder, {"train/a.csv": text.encode()}, steps, format="csv", csv=csv, label="kind", test={"fraction": 0.4}
+        )
+
+    work = Work(tmp_path, made_model(tmp_path, source), "csv")
+    (work.input / "a.csv").write_text("x;kind\n17,99;a,b\n1.5;c.d\n-;-\n20,5;NA\nNA;e\n")
+    scored = work.run(columns=["x", "kind"])
+    assert work.rows()["x"].to_pylist() == [17.99, None, 20.5] and work.rows()["kind"].to_pylist() == ["a,b", None, "NA"]
+    told = [f"column 'x' holds {cell!r}, which does not read as double" for cell in ("1.5", "NA")]
+    assert scored.unscored == 2 and work.rows(side=True)["reason"].to_pylist() == told
 
 
 def test_text_is_parsed_once_and_copy_removed(tmp_path: Path, model: Path) -> None:
