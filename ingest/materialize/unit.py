@@ -42,7 +42,7 @@ from penstock.storage import Storage
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "begin_unit", "committed", "hashes_path", "unit_key"]
 
 
-FORMAT = 2
+FORMAT = 3
 """Increased when the same inputs would give other shards."""
 
 

@@ -7,7 +7,7 @@ import inspect
 import json
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -39,6 +39,7 @@ __all__ = [
     "forget_instances",
     "guarded",
     "ready",
+    "row_values",
     "wrong_result",
 ]
 
@@ -185,7 +186,7 @@ def guarded(target: str, given: Callable[[], str], takes: str) -> Iterator[None]
 
 
 def columns_of_result(
-    target: str, rows: Rows, batch: dict[str, np.ndarray], result: dict[str, Any], count: int | None = None
+    target: str, rows: Rows, batch: Mapping[str, Any], result: dict[str, Any], count: int | None = None
 ) -> dict[str, pa.Array]:
     """Return the columns that the user's code made of `rows`; one that came back as it was given keeps its type and its nulls.
 
@@ -249,7 +250,7 @@ def _refuse_rounded(target: str, rows: Rows, name: str, given: pa.Array) -> None
     except pa.ArrowInvalid as error:
         row = first_bad_row(given, pa.float64())
         raise DataError(
-            f"{target} changed column {name!r}, which it gets as floats because there are nulls in it; "
+            f"{target} changed column {name!r}, which becomes floats because there are nulls in it; "
             f"{rows.origin.place(row)} holds {given[row]}, and floats may round integers beyond 2**53",
             next_step=f"fill the nulls before it (imputer), or return {name} as it came and what is made of it "
             "under another name",
@@ -326,6 +327,18 @@ def as_numpy(values: pa.Array) -> np.ndarray:
     return objects
 
 
+def row_values(values: pa.Array) -> list[Any]:
+    """Return the value of each row as `as_numpy` gives it of the row alone: a null elsewhere makes no float of an integer."""
+    present, leaf = values.drop_null(), values.type
+    while hasattr(leaf, "value_type"):
+        leaf = leaf.value_type
+    held: Any = as_numpy(present)
+    if held.dtype == object and is_number(leaf) and _lists_of_numbers(present) is None:  # an entry is missing
+        held = [as_numpy(present.slice(row, 1))[0] for row in range(len(present))]
+    rows, null = iter(held), next(iter(as_numpy(values.filter(values.is_null()))), None)
+    return [next(rows) if there else null for there in values.is_valid().to_pylist()]
+
+
 def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
     """Return each row's list as an array of the entries' own dtype; None for other columns."""
     kind = values.type
@@ -335,11 +348,9 @@ def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
     if entries.null_count:
         return None
     flat = entries.to_numpy(zero_copy_only=False).copy()
-    lengths = pc.list_value_length(values)
-    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False))
-    starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
-    present = lengths.is_valid().to_numpy(zero_copy_only=False)
-    return [flat[start:end] if there else None for start, end, there in zip(starts, ends, present, strict=True)]
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    rows = zip(lengths, np.cumsum(lengths), values.is_valid().to_pylist(), strict=True)
+    return [flat[end - length : end] if there else None for length, end, there in rows]
 
 
 def _plain_values(values: pa.Array) -> list[Any]:

@@ -17,10 +17,10 @@ from penstock.ingest.preprocess.transforms.map_batches import (
     KEEP,
     MapBatches,
     MapBatchesOptions,
-    as_numpy,
     columns_of_result,
     guarded,
     ready,
+    row_values,
     wrong_result,
 )
 from penstock.ingest.preprocess.transforms.transform import Functions
@@ -53,8 +53,7 @@ class Map(MapBatches):
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         target, made, index = f"{self.name} {self.function}", list[dict[str, Any]](), list[int]()
-        batch = {name: as_numpy(rows.column(name)) for name in rows.table.column_names}
-        values = {name: list(array) for name, array in batch.items()}
+        values = {name: row_values(rows.column(name)) for name in rows.table.column_names}
         for row, results in enumerate(_called(self, rows, values, functions, self._results)):
             for each in results:
                 if not isinstance(each, dict) or not each or each.keys() != (made or [each])[0].keys() or KEEP in each:
@@ -70,11 +69,11 @@ class Map(MapBatches):
         taken, columns = np.array(index, np.int64), dict[str, pa.Array]()
         for name in made[0] if made else ():
             column = [each[name] for each in made]
-            if name in batch and all(_is_given(value, values[name][row]) for value, row in zip(column, index, strict=True)):
-                whole = columns_of_result(target, rows, batch, {name: batch[name]})[name]  # an array may have changed in place
-                columns[name] = whole.take(pa.array(taken))
+            given, held = values.get(name, []), row_values(rows.column(name)) if name in values else []
+            if given and all(_is_given(value, given[row], held[row]) for value, row in zip(column, index, strict=True)):
+                columns[name] = rows.column(name).take(pa.array(taken))
             else:
-                columns |= columns_of_result(target, rows, batch, {name: _array(column)}, len(taken))
+                columns |= columns_of_result(target, rows, values, {name: _array(column)}, len(taken))
         rows.replace(pa.table(columns), taken, self.name)
 
     def _results(self, result: Any) -> list[Any]:
@@ -101,7 +100,7 @@ class Filter(MapBatches):
     makes_columns = widens_rows = keeps_rows = False
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        values = {name: list(as_numpy(rows.column(name))) for name in rows.table.column_names}
+        values = {name: row_values(rows.column(name)) for name in rows.table.column_names}
         answers = list(_called(self, rows, values, functions, lambda answer: answer))
         for row, answer in enumerate(answers):
             if not isinstance(answer, bool | np.bool_):
@@ -128,10 +127,11 @@ def _kept(result: Any) -> Any:
     return {name: copy(value) if isinstance(value, np.ndarray | list) else value for name, value in result.items()}
 
 
-def _is_given(value: Any, given: Any) -> bool:
+def _is_given(value: Any, given: Any, held: Any) -> bool:
     if not isinstance(value, np.ndarray):
-        return value is given
-    return isinstance(given, np.ndarray) and value.dtype == given.dtype and np.array_equal(value, given)
+        return value is given and (not isinstance(value, dict) or value == held)
+    same_type = isinstance(held, np.ndarray) and value.dtype == held.dtype
+    return same_type and np.array_equal(value, held, equal_nan=value.dtype.kind == "f")
 
 
 def _array(values: list[Any]) -> np.ndarray:

@@ -439,7 +439,7 @@ def test_map_batches_may_change_in_place(tmp_path: Path) -> None:
 def test_map_batches_refuses_change_of_rounded_integers(tmp_path: Path, body: str) -> None:
     for ids, place in ((UNTOUCHED["ids"], "row 10 .* holds 9007199254740993"), (pa.array([None, 2**63], pa.uint64()), "")):
         rows = Rows(pa.table({"ids": ids}), Origin.of_file("f", 10, len(ids)))
-        with pytest.raises(DataError, match=f"user.py:f changed column 'ids', which it gets as floats.*{place}"):
+        with pytest.raises(DataError, match=f"user.py:f changed column 'ids', which becomes floats.*{place}"):
             _run_function(rows, tmp_path, body)
 
 

@@ -63,6 +63,31 @@ def test_map_keeps_what_it_returns_as_it_came(tmp_path: Path) -> None:
     assert text.table.column("b").to_pylist() == [b"a\0\0", b"", None, b"b\0"]
 
 
+BESIDE = {
+    "int": pa.array([5, 6, None], pa.uint8()),
+    "truth": pa.array([True, False, None]),
+    "time": pa.array([0, 1, None], pa.timestamp("us")),
+    "list": pa.array([[250, 5], [1, None], None], pa.list_(pa.uint8())),
+    "fixed": pa.array([[250, 5], [1, None], None], pa.list_(pa.uint8(), 2)),
+    "tensor": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), [2]), pa.array([[1, 2], [3, np.nan], None], pa.list_(pa.float32(), 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["map", "flat_map", "filter"])
+def test_row_functions_see_row_the_same_beside_nulls(tmp_path: Path, kind: str) -> None:
+    said = tmp_path / "said"
+    see = f"with open({str(said)!r}, 'a') as file: print({{name: repr(row[name]) for name in row}}, file=file)"
+    body = f"def f(row):\n    {see}\n    return " + {"map": "row", "flat_map": "[row]", "filter": "True"}[kind]
+    kept = run(tmp_path, kind, body, pa.table(BESIDE)).table
+    assert kept.schema == pa.table(BESIDE).schema and str(kept.to_pylist()) == str(pa.table(BESIDE).to_pylist())
+    for row in range(3):
+        run(tmp_path, kind, body, pa.table(BESIDE).slice(row, 1))
+    lines = said.read_text().splitlines()
+    assert lines[:3] == lines[3:] and "'int': 'np.uint8(5)', 'truth': 'np.True_'" in lines[0] and "NaT" in lines[2]
+
+
 WORDS = """
 def f(row, upper=False):
     for number, word in enumerate((row['text'] or '').split()):
