@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import logging
 import os
 import re
@@ -36,7 +37,10 @@ _SECRET_NAME = re.compile(
 _SECRET_VARIABLE = re.compile(
     r"(passwo?r?d|passphrase|_pwd?|(^|_)pass|secrets?(_id|_key_base)?|token|_pat|(^|_|api|access|secret|private|account)key(_?id|_pem)?"
     r"|auth_?string|conn(ection)?_?str(ing)?s?(__\w+)?|(^|_)dsn|creds|credentials?|(^|_)(jwt|sas|cookie|bearer|auth)|authorization"
-    r"|webhook(_url)?)$",
+    r"|webhook(_url)?)(_?\d+)?$"
+    r"|(passwo?r?d|passphrase|secret|token|(api|access|secret|private|account|encryption|signing)_?key)_"
+    # Not `TOKEN_URL` or `API_KEY_FILE`, which say where one is, or which.
+    r"(?!(\w+_)?(files?|paths?|dir|folder|url|uri|endpoint|host|names?|type|header|provider|issuer|audience|scopes?|arn)$)\w+$",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+@")  # to the last @, as URLs are split: a password may hold one
@@ -128,14 +132,14 @@ def hiding_secrets() -> Iterator[None]:
         with _printing_no_secrets():
             yield
     except BaseException as error:
-        clean = _without_secrets(error, set())
+        clean = _without_secrets(error, {})
         if clean is not error:
             raise clean from None
         raise
 
 
 def _secrets_of_environment() -> set[str]:
-    """Return the values of variables named like secrets, and passwords in URLs; plain, and quoted as in a URL."""
+    """Return the values of variables named like secrets, and passwords in URLs; plain, and as URLs, Python and JSON quote."""
     return _secrets_of(tuple(os.environ.items()))
 
 
@@ -149,8 +153,12 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
         if "://" in value:
             found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
         found += [each[each.lastindex or 0] for each in _PARAMETER.finditer(value) if each[1].lower() not in _NO_VALUE]
+    quoted = (repr, ascii, json.dumps, functools.partial(json.dumps, ensure_ascii=False))
     return {
-        form for secret in found if len(secret) >= _MIN_LENGTH for form in (secret, quote(secret, safe=""), unquote(secret))
+        form
+        for secret in found
+        if len(secret) >= _MIN_LENGTH
+        for form in (secret, quote(secret, safe=""), unquote(secret), *(each(secret)[1:-1] for each in quoted))
     }
 
 
@@ -282,19 +290,22 @@ def _begun_secret(text: str) -> int:
     return found
 
 
-def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:
+def _without_secrets(error: BaseException, seen: dict[int, BaseException]) -> BaseException:
     """Redact the texts of the error and of its causes; return it, or a RuntimeError if its text cannot be changed."""
-    if id(error) in seen:
-        return error
-    seen.add(id(error))
+    key = id(error)
+    if key in seen:
+        return seen[key]
+    seen[key] = error
     for link in ("__cause__", "__context__"):
         behind = getattr(error, link)
         if behind is not None and (clean := _without_secrets(behind, seen)) is not behind:
             suppressed = error.__suppress_context__  # set by setting a cause
             setattr(error, link, clean)
             error.__suppress_context__ = suppressed
-    for member in getattr(error, "exceptions", ()):  # of a group
-        _without_secrets(member, seen)
+    if isinstance(error, BaseExceptionGroup):
+        members = [_without_secrets(member, seen) for member in error.exceptions]
+        if any(clean is not member for clean, member in zip(members, error.exceptions, strict=True)):
+            seen[key] = error = error.derive(members).with_traceback(error.__traceback__)
     error.args = tuple(_clean(value, seen) for value in error.args)
     for name in {*getattr(error, "__dict__", ()), "filename", "filename2", "strerror"}:
         value = getattr(error, name, None)
@@ -304,11 +315,11 @@ def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:
     if notes := getattr(error, "__notes__", None):
         error.__notes__ = redact(notes)
     if isinstance(error, Exception) and (text := str(error)) != redact_text(text):
-        return RuntimeError(f"{type(error).__name__}: {redact_text(text)}").with_traceback(error.__traceback__)
-    return error
+        seen[key] = RuntimeError(f"{type(error).__name__}: {redact_text(text)}").with_traceback(error.__traceback__)
+    return seen[key]
 
 
-def _clean(value: object, seen: set[int]) -> object:
+def _clean(value: object, seen: dict[int, BaseException]) -> object:
     """Redact an argument of an exception; it may be the causing exception."""
     if isinstance(value, BaseException):
         return _without_secrets(value, seen)

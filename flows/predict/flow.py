@@ -74,7 +74,7 @@ def predict(request: PredictRequest) -> State[Any]:
         result: dict[str, Any] = {
             "model_uri": model.uri,
             "model_digest": asked.model_digest,
-            "input": redact_text(asked.data.train[:500]),
+            "input": redact_text(asked.data.train)[:500],
             "output": redact_text(storage.root),
         }
         try:
