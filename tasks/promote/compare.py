@@ -18,7 +18,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.messages import counted
 from penstock.training.evaluation.metrics import label_kind, make_metrics
 from penstock.training.evaluation.paired import Paired, compare_paired
-from penstock.training.model import Predicts
+from penstock.training.model import UsualPredicts
 from penstock.training.registry.loaded_model import LoadedModel
 
 __all__ = ["ModelsCompared", "Scorer", "compare_models"]
@@ -71,7 +71,9 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             both_known = known & ~np.isnan(old_target)
             if not np.allclose(old_target[both_known], target[both_known]):
                 raise DataError("its label is prepared otherwise, so that its numbers mean something else")
-        (mine, mine_errors), (theirs, their_errors) = (_output(model, table, new.schema.classes) for model in (new, holder))
+        (mine, mine_errors), (theirs, their_errors) = (
+            _output(model, table, new.schema.classes, target) for model in (new, holder)
+        )
         mine_failed, theirs_failed = _failed(mine_errors), _failed(their_errors)
         only_mine = known & ~mine_failed & theirs_failed
         if only_mine.any() and first_problem is None:
@@ -106,7 +108,7 @@ _WORDS = {
 
 
 def _output(
-    model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None
+    model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None, target: NDArray[Any]
 ) -> tuple[NDArray[np.float32], list[str | None]]:
     """Return [rows, classes of the new model] or [rows], and for each row why it has no answer, or None."""
     answer = model.predict(table, on_error="report")
@@ -126,15 +128,14 @@ def _output(
     for index, name in enumerate(names):
         if name in theirs:
             placed[:, index] = given[:, theirs.index(name)]
-    return placed, errors
+    # An answer that is none of the new model's classes is wrong, and counts as another class than the label.
+    wrong = np.flatnonzero(~np.isin(theirs, names)[given.argmax(axis=1)] & ~np.isnan(target))
+    placed[wrong, (target[wrong].astype(np.int64) + 1) % len(names)] += 1 - placed[wrong].sum(axis=1)
+    return placed / np.maximum(placed.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny), errors
 
 
 def _failed(errors: list[str | None]) -> NDArray[np.bool_]:
     return np.array([error is not None for error in errors], np.bool_)
-
-
-class _Probabilities(Predicts):
-    """Logarithms of probabilities: their softmax is the probabilities."""
 
 
 class Scorer:
@@ -152,9 +153,9 @@ class Scorer:
 
     def __init__(self, metric: str, schema: FeedSchema, output: NDArray[Any], target: NDArray[Any]) -> None:
         self._metric, self._label = metric, str(schema.label)
-        self._measured = make_metrics([metric], schema, _Probabilities(), "register.promote.metric")
-        scores = np.log(np.maximum(output, 1e-12)) if schema.num_classes is not None else output
-        self._output = torch.from_numpy(np.ascontiguousarray(scores, np.float32))
+        self._measured = make_metrics([metric], schema, UsualPredicts(), "register.promote.metric")
+        self._measured.predicts = "probabilities"
+        self._output = torch.from_numpy(np.ascontiguousarray(output, np.float32))
         self._target = torch.from_numpy(np.ascontiguousarray(target))
 
     def __call__(self, rows: NDArray[np.int64] | None = None) -> float:

@@ -454,6 +454,33 @@ def test_promote_counts_rows_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert not compare.compare_models(new, holder, "accuracy", rows[:2]).cut
 
 
+def test_answer_of_class_unknown_to_new_model_is_wrong() -> None:
+    class Answers:
+        can_predict = True
+
+        def __init__(self, classes: str, chances: list[list[float]]) -> None:
+            self.schema = FeedSchema(columns=COLUMNS, label="y", num_classes=len(classes), classes=tuple(classes))
+            self._chances = chances
+
+        def labels(self, table: pa.Table) -> Any:
+            return np.array([0, 1, 0, 1, np.nan])
+
+        def predict(self, table: pa.Table, on_error: str) -> Any:
+            return pd.DataFrame({"probabilities": self._chances, "error": np.array([None] * 5, object)})
+
+    new = cast("Any", Answers("ab", [[0.7, 0.3], [0.3, 0.7], [0.7, 0.3], [0.6, 0.4], [0.5, 0.5]]))
+    chances = [[0.06, 0.9, 0.04], [0.0, 1.0, 0.0], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.0, 1.0, 0.0]]
+    holder = cast("Any", Answers("azb", chances))
+    for metric, after, before in (("accuracy", 0.75, 0.5), ("f1", 2 / 3, 0.5), ("auroc", 1.0, 0.25)):
+        paired = compare.compare_models(new, holder, metric, [pa.table({"x": [0.0] * 5})]).paired
+        assert (paired.rows, paired.after, paired.before) == (4, pytest.approx(after), pytest.approx(before)), metric
+
+
+def test_scorer_ranks_tiny_probabilities() -> None:
+    scores = np.array([[1 - 1e-15, 1e-15]] * 50 + [[1 - 1e-13, 1e-13]] * 5, np.float32)
+    assert Scorer("auroc", TWO, scores, np.array([0] * 50 + [1] * 5))() == 1.0
+
+
 @pytest.mark.drill
 @pytest.mark.parametrize(
     ("holds", "words"),
