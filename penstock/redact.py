@@ -153,13 +153,8 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
         if "://" in value:
             found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
         found += [each[each.lastindex or 0] for each in _PARAMETER.finditer(value) if each[1].lower() not in _NO_VALUE]
-    quoted = (repr, ascii, json.dumps, functools.partial(json.dumps, ensure_ascii=False))
-    return {
-        form
-        for secret in found
-        if len(secret) >= _MIN_LENGTH
-        for form in (secret, quote(secret, safe=""), unquote(secret), *(each(secret)[1:-1] for each in quoted))
-    }
+    long, quoted = [each for each in found if len(each) >= _MIN_LENGTH], (repr, ascii, json.dumps)
+    return {form for each in long for form in (each, quote(each, safe=""), unquote(each), *(to(each)[1:-1] for to in quoted))}
 
 
 class _Record(logging.LogRecord):

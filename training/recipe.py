@@ -167,11 +167,18 @@ class Recipe:
         """Kind of the scores that `predict` returns for classes."""
         return getattr(self.user, "predicts", "logits")  # type: ignore[no-any-return]
 
-    def refuse_undeclared(self, output: Tensor, classes: int) -> None:
-        """Raise TrainingError if predictions may be probabilities and the recipe does not declare them."""
-        if not hasattr(self.user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
+    def refuse_undeclared(self, output: Tensor, classes: int | None, model: nn.Module, predict: Callable[[], Tensor]) -> None:
+        """Raise TrainingError if predictions may be probabilities and the recipe does not declare them. Spoils the weights."""
+        of_rows = output.shape[1:] == (classes,)
+        looks = are_probabilities if of_rows else lambda found: bool(((found >= 0) & (found <= 1)).all())
+        if hasattr(self.user, "predicts") or not looks(output):
+            return
+        for parameter in model.parameters():  # fresh logits may be from 0 to 1 by chance, and are not with such weights
+            parameter.detach().mul_(-1000)
+        if looks(other := predict()) and (of_rows or not output.equal(other)):
+            found = "rows of numbers that sum to 1" if of_rows else "numbers from 0 to 1"
             raise TrainingError(
-                f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
+                f"{self._target}: predict() returned {found}; are they probabilities or logits?",
                 next_step='set it in the class: predicts = "probabilities", or predicts = "logits"',
             )
 

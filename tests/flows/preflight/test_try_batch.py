@@ -206,6 +206,51 @@ def test_recipe_that_fails_or_cannot_resume_is_refused(tmp_path: Path, method: s
         try_one_batch(project(tmp_path, "\n" + method))
 
 
+TWO = """\
+import torch
+
+
+class Net:
+    def build_model(self, schema):
+        return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def loss(self, model, batch):
+        return self.predict(model, batch).square().mean()
+
+    def predict(self, model, batch):
+        found = model(batch["image"])
+        return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"),
+    [
+        ("torch.sigmoid(found)", True),
+        ("torch.sigmoid(found)[:, 0]", True),
+        ("0.1 + found.abs() / 9", False),
+        ("found[:, 0] * 0 + 0.25", False),
+        ("found[:, 0]", False),
+        ("found * 0 + model[2].bias.abs()", False),
+    ],
+)
+def test_undeclared_sigmoid_of_two_classes_is_refused(tmp_path: Path, found: str, refused: bool) -> None:
+    made = project(tmp_path)
+    for file in made.base_dir.glob("data/**/*.parquet"):
+        table = pq.read_table(file)
+        column = table.schema.get_field_index("label")
+        pq.write_table(table.set_column(column, "label", pa.array(table["label"].to_numpy() % 2)), file)
+    (made.base_dir / "model.py").write_text(TWO.replace("return found", f"return {found}"))
+    if not refused:
+        assert try_one_batch(load_spec(made.base_dir).project)["rows"] == 2
+        return
+    with pytest.raises(TrainingError, match="numbers from 0 to 1; are they probabilities or logits"):
+        try_one_batch(load_spec(made.base_dir).project)
+    with (made.base_dir / "model.py").open("a") as model:
+        model.write("\n    predicts = 'probabilities'\n")
+    assert try_one_batch(load_spec(made.base_dir).project)["rows"] == 2
+
+
 @pytest.mark.drill
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_trees_of_a_sweep_are_tried_before_it(tmp_path: Path, name: str) -> None:

@@ -16,6 +16,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.messages import in_yaml
 from penstock.training.checkpoint.matching import shapes_of
+from penstock.training.evaluation.metrics import label_kind
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.own_values import OwnValues, collecting
 from penstock.training.recipe import Columns, Recipe, load_recipe
@@ -70,11 +71,12 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
     there = {name: column.to(device) for name, column in batch.columns.items()}
+    predict = torch.no_grad()(
+        lambda: without_label(lambda given: recipe.predict(model, given, batch.rows), there, schema.label)
+    )
     with torch.no_grad(), collecting(OwnValues(None, "val")) as charted:
         recipe.loss(model.eval(), there)
-        output = None
-        if recipe.can_predict:
-            output = without_label(lambda given: recipe.predict(model, given, batch.rows), there, schema.label)
+        output = predict() if recipe.can_predict else None
     if changed := changed_parts(built, parts_of(model)):
         raise TrainingError(
             f"{code.target}: the first batch has changed which state the model has: {', '.join(changed)}; a trained model "
@@ -82,9 +84,9 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
             next_step="make every parameter and buffer in build_model(), with the shape that it keeps",
         )
     if output is not None:
-        if schema.num_classes is not None:
-            recipe.refuse_undeclared(output, schema.num_classes)
-            if schema.num_classes > 2 and output.shape[1:] in ((), (1,)) and not recipe.has("metrics"):
+        if label_kind(schema) in ("classification", "multilabel"):
+            recipe.refuse_undeclared(output, schema.num_classes, model, predict)
+            if (schema.num_classes or 0) > 2 and output.shape[1:] in ((), (1,)) and not recipe.has("metrics"):
                 raise TrainingError(
                     f"{code.target}.predict returned one number a row; label {schema.label!r} has {schema.num_classes} classes",
                     next_step="return [rows, schema.num_classes]; if the label is a quantity, cast it: "
