@@ -20,7 +20,7 @@ RECORD_BYTES = 64 << 10
 """A record of a cleaned run stays up to this size: `log`, `compare` and `report` read it."""
 
 _ALWAYS = ("run.json", "outbox.json")
-_SMALL = ("environment.txt", "journal", "attempts", "trials")
+_SMALL = ("environment.txt", "journal", "attempts", "trials", "code")
 """Records of a run; a folder counts as one."""
 
 

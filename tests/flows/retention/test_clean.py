@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
 from penstock.errors import ServiceError
+from penstock.flows.cli import app
 from penstock.flows.retention.clean import clean_pipeline
 from penstock.lease import hold_lease
 from penstock.storage import Storage
@@ -60,6 +62,11 @@ def test_command_options_override_file(file: Path) -> None:
     file.write_text(PIPELINE + "retention: {keep_runs: 2}\n")
     assert names(cleaned(file, dry_run=True)[0], "run") == ["r01"]
     assert names(cleaned(file, 3, None, dry_run=True)[0], "run") == []
+
+
+def test_keep_days_of_0_keep_the_newest_run_alone(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert CliRunner().invoke(app, ["clean", str(file), "--keep-days", "0", "--json"]).exit_code == 0
+    assert [each["run"] for each in json.loads(capfd.readouterr().out)["kept"]] == ["r03"]
 
 
 def test_run_whose_model_has_an_alias_stays(file: Path) -> None:

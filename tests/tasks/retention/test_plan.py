@@ -115,6 +115,13 @@ def test_leftovers_of_a_killed_cleaning_go() -> None:
     assert plan_cleanup(inventory(runs, files=left), "p", TWO).deletions == ()
 
 
+def test_code_of_cleaned_run_stays_up_to_64_kib() -> None:
+    found = inventory([run(1), run(2), run(3), run(4)])
+    code = {"runs/r1/code/model.py": 10, "runs/r1/code/pipeline.yaml": 10, "runs/r2/code/model.py": RECORD_BYTES + 1}
+    plan = plan_cleanup(replace(found, files={**found.files, **code}), "p", TWO)
+    assert {path for each in plan.deletions for path in each.paths} & code.keys() == {"runs/r2/code/model.py"}
+
+
 def test_large_records_of_cleaned_runs_go() -> None:
     found = inventory([run(1, cleaned=True), run(4)])
     large = {
