@@ -55,10 +55,9 @@ def matched_files(base_dir: Path, patterns: Iterable[str]) -> list[str]:
 
 
 def params_texts(params: Any) -> Iterator[str]:
-    """Yield the strings in params that look like a path: with a folder or an extension."""
+    """Yield the strings in params, each of which may be a path."""
     if isinstance(params, str):
-        if "/" in params or "." in params:
-            yield params
+        yield params
     elif isinstance(params, (dict, list, tuple)):
         for value in params.values() if isinstance(params, dict) else params:
             yield from params_texts(value)

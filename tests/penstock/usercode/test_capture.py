@@ -668,6 +668,17 @@ def test_file_named_by_params_counts_and_travels(tmp_path: Path, written: str) -
     assert two.function()(**params) == "two"
 
 
+def test_file_without_extension_in_params_counts(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"m.py": "def f(size, mode):\n    return int(open(size).read()), mode\n", "hidden": "32", "folder/a.txt": ""}
+    )
+    params = {"size": "hidden", "mode": "folder"}
+    one = capture("m.py:f", tmp_path, params=params)
+    assert one.files.keys() == {"m.py", "hidden"} and one.function()(**params) == (32, "folder")
+    write(tmp_path, {"hidden": "64"})
+    assert capture("m.py:f", tmp_path, params=params).digest != one.digest
+
+
 def test_file_in_params_of_installed_code_counts(tmp_path: Path) -> None:
     write(tmp_path, {"words.txt": "one"})
     params = {"input": "words.txt", "no": "x" * 5000 + "/."}
