@@ -235,7 +235,8 @@ def _try_framework(
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
     trained = project.framework.check(project.recipe, train)
-    measured = validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
+    best = train.checkpoint.best if train.loop is None else None  # a function reports names of its own
+    measured = validation_metrics(best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
     if (promote := project.spec.register_.promote) is not None and not promote.is_reported:
         make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained, "register.promote.metric")

@@ -114,7 +114,8 @@ class _SourceColumns:
         self.unneeded: set[str] = set()
         for entry in fitted.steps:
             transform = entry.step.transform
-            named: Any = getattr(transform.options, "columns", None)
+            options = transform.options
+            named: Any = [*options] if isinstance(options, dict) else getattr(options, "columns", None)  # a dict: of cast
             is_named = entry.step.origin is None and isinstance(named, list)
             asked = {*named} if is_named else {state.column for state in entry.columns}
             if transform.renames:

@@ -166,7 +166,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         entry, spec_file = work / _ENTRY_FILE, files[0].parent / MODEL_FILE
         entry.write_text(_ENTRY)
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
-        rows = _plain_images(few_rows(trained.example)).to_pandas()
+        rows = _plain(few_rows(trained.example))
         answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
         _archive_code(ours)
         mlflow.pyfunc.save_model(
@@ -175,7 +175,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in files}},
             code_paths=[str(ours)],
             signature=_signature(form_of(model), answer),
-            input_example=rows if len(rows) else None,
+            input_example=rows.to_pandas() if len(rows) else None,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
         )
@@ -208,11 +208,18 @@ def few_rows(example: pa.Table) -> pa.Table:
     return example.slice(0, max(int(row_bytes <= 16 * _EXAMPLE_BYTES), _EXAMPLE_BYTES // row_bytes))
 
 
-def _plain_images(rows: pa.Table) -> pa.Table:
-    """Images as their bytes alone, as the signature has them: MLflow cannot write a struct of bytes as JSON."""
+def _plain(rows: pa.Table) -> pa.Table:
+    """Convert to what MLflow can write as JSON: images to their bytes alone, as the signature has them, and decimals to text.
+
+    There is no example of rows with durations, or with decimals inside of lists or structs.
+    """
     for index, field in enumerate(rows.schema):
         if holds_images(field.type):
             rows = rows.set_column(index, field.name, pc.struct_field(rows.column(index), "bytes"))
+        elif pa.types.is_decimal(field.type):
+            rows = rows.set_column(index, field.name, rows.column(index).cast(pa.string()))
+        elif "decimal" in str(field.type) or "duration" in str(field.type):
+            return rows.slice(0, 0)
     return rows
 
 

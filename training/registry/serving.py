@@ -41,6 +41,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             MlflowException: for every error of `LoadedModel.predict`, since MLflow's server hides the text of others.
         """
         try:
-            return self.model.predict(model_input, **(params or {}))
+            found = self.model.predict(model_input, **(params or {}))
+            return found.astype(object).where(found.notna(), None) if "error" in found else found  # a NaN is not JSON
         except PenstockError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error

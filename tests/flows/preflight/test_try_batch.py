@@ -140,6 +140,8 @@ def test_times_without_a_collate_fn_are_refused_by_first_batch(tmp_path: Path) -
     with (file.parent / "loop.py").open("a") as loop:
         loop.write("\n\ndef train_func_by_rows(config):\n    ray.train.get_dataset_shard('train').iter_batches()\n")
     assert try_one_batch(load_spec(file, ["train.loop=loop.py:train_func_by_rows"]).project)["rows"] == 2
+    best = "train.checkpoint.best={metric: my_accuracy, mode: max}"
+    assert try_one_batch(load_spec(file, [best]).project)["rows"] == 2, "a name that only a report of the function has"
 
 
 def test_parameter_count_from_sample_names_the_sample(tmp_path: Path) -> None:

@@ -332,3 +332,9 @@ def test_raw_form_keeps_image_label(tmp_path: Path) -> None:
     given = table.set_column(1, "mask", pa.nulls(4, table.schema.field("mask").type))
     assert raw.form.unneeded == ("mask",)
     assert raw.prepare(given).table["image"].combine_chunks().to_numpy_ndarray().shape == (4, 4, 4, 1)
+
+
+def test_column_dropped_after_a_cast_is_not_needed(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2, 3, 4], "price": ["1.5", "2", "3", "4"], "kind": [0, 1, 0, 1]})
+    source = Source.of(tmp_path, {"train/a.parquet": table}, [{"cast": {"price": "float64"}}, {"drop": ["id"]}], label="kind")
+    assert raw_form(source.data, source.fit(), {}, table).unneeded == ("id", "kind")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,23 @@ def test_regression_answers_with_recipe_prediction(uri: str, arguments: dict[str
     location = MlflowClient(uri).get_logged_model(run_register(uri, arguments).model_id).artifact_location
     images, ages = np.arange(27, dtype=np.uint8).reshape(3, 3, 3), np.array([1, 2, 3], dtype=np.float32)
     frame = pd.DataFrame({"image": images.tolist(), "age": ages})
-    answer = mlflow.pyfunc.load_model(location).predict(frame)
+    model = mlflow.pyfunc.load_model(location)
+    answer = model.predict(frame)
     assert torch.allclose(torch.tensor(answer["prediction"].to_numpy()), expected(arguments)[:, 0])
+    reported = model.predict(frame.assign(age=["1", "old", 3]), params={"on_error": "report"})
+    assert reported["prediction"].isna().tolist() == [False, True, False] and reported["prediction"][1] is None, (
+        "NaN is not JSON"
+    )
+
+
+def test_example_of_decimals_is_text_and_of_durations_absent(uri: str, arguments: dict[str, Any]) -> None:
+    amounts = pa.array([Decimal("1.50")] * 4, pa.decimal128(9, 2))
+    decimals = arguments["example"].set_column(0, "id", amounts)
+    registered = run_register(uri, {**arguments, "example": decimals})
+    location = MlflowClient(uri).get_logged_model(registered.model_id).artifact_location
+    assert mlflow.pyfunc.load_model(location).input_example["id"].tolist() == ["1.50"] * 4
+    assert len(register._plain(pa.table({"d": pa.array([1], pa.duration("s"))}))) == 0
+    assert len(register._plain(pa.table({"d": pa.array([[1]], pa.list_(pa.decimal128(9, 2)))}))) == 0
 
 
 def test_version_names_data_code_run_without_pickle(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
