@@ -14,15 +14,12 @@ import pyarrow.compute as pc
 
 __all__ = ["canonical_type", "cast_array", "first_bad_row", "fits_double", "is_list", "is_rounded", "is_text", "promote"]
 
-
-_SURE_DIGITS = {53: 15, 24: 7, 11: 3}
-"""Bits of a float's integers -> digits: it holds every integer of so many."""
-
 _INTEGER = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
 
-_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
+_BITS = {64: 53, 32: 24, 16: 11}
+"""Width of a float -> bits of its integers."""
 
-_EXPONENTS = {53: 1024, 24: 128, 11: 16}
+_EXPONENTS = {64: 1024, 32: 128, 16: 16}
 
 _UNIT_ORDER = ("s", "ms", "us", "ns")
 
@@ -183,30 +180,30 @@ def _cast_text(text: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chunke
         text = pc.utf8_trim_whitespace(text)
         # `17850.0` and `+1` are integers; by way of a double, all integers beside them would be rounded.
         made = pc.cast(pc.cast(text, pa.decimal128(38, 0)) if pa.types.is_integer(kind) else text, kind)
-    if pa.types.is_floating(kind) and is_rounded(text, _BITS[kind]):
+    if pa.types.is_floating(kind) and is_rounded(text, kind.bit_width):
         raise pa.ArrowInvalid("an integer that would be rounded")
     return made
 
 
-def is_rounded(text: pa.ChunkedArray | pa.Array, bits: int = 53) -> bool:
-    """Whether there is an integer, such as `5` or `5.0`, among the cells that a float of so many bits would round."""
-    long = pc.filter(text, pc.greater(pc.binary_length(text), _SURE_DIGITS[bits]))
+def is_rounded(text: pa.ChunkedArray | pa.Array, width: int = 64) -> bool:
+    """Whether there is an integer, such as `5` or `5.0`, among the cells that a float of this width would round."""
+    long = pc.filter(text, pc.greater(pc.binary_length(text), width // 4 - 1))  # 15, 7 and 3 digits are always exact
     if not len(long):
         return False
     # By two plain searches: an expression takes ten times as long.
     with_point = pc.or_(pc.match_substring(long, ".0"), pc.ends_with(long, "."))
     long = pc.filter(long, pc.or_(pc.invert(pc.match_substring(long, ".")), with_point))
     integers = pc.filter(long, pc.match_substring_regex(long, _INTEGER))
-    return any(not fits_double(int(value.partition(".")[0]), bits) for value in integers.to_pylist())
+    return any(not fits_double(int(value.partition(".")[0]), width) for value in integers.to_pylist())
 
 
-def fits_double(value: int, bits: int = 53) -> bool:
-    """Whether a double, or a float of so many bits, holds the integer exactly.
+def fits_double(value: int, width: int = 64) -> bool:
+    """Whether a double, or a float of another width, holds the integer exactly.
 
     The one rule of all readers: what it refuses is never rounded silently.
     """
     zeros = (value & -value).bit_length() - 1 if value else 0
-    return value.bit_length() - zeros <= bits and value.bit_length() <= _EXPONENTS[bits]
+    return value.bit_length() - zeros <= _BITS[width] and value.bit_length() <= _EXPONENTS[width]
 
 
 def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Array) -> bool:
@@ -224,8 +221,8 @@ def _is_lossy(values: pa.ChunkedArray | pa.Array, made: pa.ChunkedArray | pa.Arr
     if pa.types.is_boolean(new) and _is_number(old):
         return not pc.all(pc.equal(pc.cast(made, old), values)).as_py()
     if pa.types.is_decimal(old) and pa.types.is_floating(new):
-        large = pc.filter(values, pc.greater_equal(pc.abs(pc.cast(made, pa.float64())), 2 ** _BITS[new]))
-        return not all(fits_double(int(value), _BITS[new]) for value in large.drop_null().to_pylist() if value == int(value))
+        large = pc.filter(values, pc.greater_equal(pc.abs(pc.cast(made, pa.float64())), 2 ** _BITS[new.bit_width]))
+        return not all(fits_double(int(value), new.bit_width) for value in large.drop_null().to_pylist() if value == int(value))
     if pa.types.is_decimal(new) and pa.types.is_floating(old):
         doubles = pc.cast(values, pa.float64())
         off = pc.abs(pc.subtract(pc.cast(made, pa.float64()), doubles))
@@ -243,7 +240,7 @@ def first_bad_row(
         middle = (low + high) // 2
         try:
             cast(values.slice(low, middle - low), kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except pa.ArrowException:
             high = middle
         else:
             low = middle

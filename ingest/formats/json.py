@@ -136,10 +136,10 @@ class JsonReader(Reader):
         return table if schema is None else table.select(schema.names)
 
     def _refuse_rounded(self, file: SourceFile, block: Block, schema: pa.Schema) -> None:
-        """Pyarrow makes a double of an integer from 2**63 on, and of one beside a fraction, whatever is lost."""
+        """Pyarrow makes a float of an integer from 2**63 on, beside a fraction or for `data.types`, whatever is lost."""
         wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
-        floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
-        if not floats or not has_long_integer(block.text):
+        floats = [field for field in wanted if _narrowest(field.type)]
+        if not floats or not has_long_integer(block.text, min(_narrowest(field.type) for field in floats)):
             return
         for number, text in block.numbered_lines():
             item = json.loads(text)
@@ -175,7 +175,7 @@ class JsonReader(Reader):
 
 
 def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
-    parsed = pa.schema([pa.field(field.name, _with_lists(field.type)) for field in given])
+    parsed = pa.schema([pa.field(field.name, _parsed_as(field.type)) for field in given])
     options = arrow_json.ParseOptions(
         explicit_schema=parsed if len(given) else None, unexpected_field_behavior="infer" if infer else "ignore"
     )
@@ -188,50 +188,53 @@ def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
         return table
     columns = table.columns
     for index in other:
-        columns[index] = cast_array(columns[index], kinds[table.field(index).name])
+        columns[index] = cast_array(columns[index].chunk(0), kinds[table.field(index).name])  # a chunked one gets a mask
     return pa.table(columns, names=table.column_names)
 
 
 @functools.cache  # wide tables have thousands of columns of one type
-def _with_lists(kind: pa.DataType) -> pa.DataType:
-    """Return the type with plain lists for those that pyarrow's parser does not know."""
+def _parsed_as(kind: pa.DataType) -> pa.DataType:
+    """Return the type with plain lists, the only ones of pyarrow's parser, and text for times, of which it changes zones."""
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _with_lists(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, _parsed_as(field.type)) for field in kind])
     if is_list(kind):
-        return pa.list_(_with_lists(kind.value_type))
-    return kind
+        return pa.list_(_parsed_as(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
 @functools.cache
-def _has_floats(kind: pa.DataType) -> bool:
+def _narrowest(kind: pa.DataType) -> int:
     if pa.types.is_nested(kind):
-        return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind))
+        return min(filter(None, (_narrowest(kind.field(index).type) for index in range(kind.num_fields))), default=0)
+    return int(kind.bit_width) if pa.types.is_floating(kind) else 0
 
 
 def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
-    """Yield the integers in `value` that a double would round, where the column's type is a double."""
-    if isinstance(value, list) and pa.types.is_list(kind):
+    """Yield the integers in `value` that a float of the column's type would round."""
+    if isinstance(value, list) and is_list(kind):
         for item in value:
             yield from _rounded(item, kind.value_type)
     elif isinstance(value, dict) and pa.types.is_struct(kind):
         for field in kind:
             yield from _rounded(value.get(field.name), field.type)
-    elif pa.types.is_floating(kind) and isinstance(value, int) and not fits_double(value):
+    elif pa.types.is_floating(kind) and isinstance(value, int) and not fits_double(value, kind.bit_width):
         yield value
 
 
 def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
-    of_text = is_text(kind) or pa.types.is_decimal(kind)
-    if of_text or any(isinstance(value, str) for value in values):
-        array = pa.array([value if value is None else _text(value) for value in values], pa.string())
-    else:
-        array = pa.array(values)
+    kinds = {*map(type, values)} - {type(None)}
+    by_text = is_text(kind) or pa.types.is_decimal(kind) or str in kinds or (len(kinds) > 1 and not kinds & {list, dict})
+    given = [_text(value) if by_text and value is not None else value for value in values]
+
+    def read(rows: pa.Array, kind: pa.DataType) -> pa.Array:
+        return cast_array(cast_array(pa.array([given[row] for row in rows.to_pylist()]), _parsed_as(kind)), kind)
+
+    rows = pa.array(range(len(values)))
     try:
-        return cast_array(array, kind)
+        return read(rows, kind)
     except pa.ArrowException as error:
-        bad = first_bad_row(array, kind)
+        bad = first_bad_row(rows, kind, read)
         raise DataError(
             f"{file.uri}, line {lines[bad]}: column {name!r} holds {shorten(values[bad])}, which does not read as {kind}",
             next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",

@@ -41,7 +41,7 @@ _BOM_AND_BLANK = b"\xef\xbb\xbf \t\r\n"
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 """Finds where an object ends; its numbers are read from its text later."""
 
-_LONG_INTEGER = r"(^|[^0-9.])[0-9]{16,}([^0-9.eE]|$)"
+_LONG_INTEGER = r"(^|[^0-9.])[0-9]{%d,}([^0-9.eE]|$)"
 
 
 class Block(NamedTuple):
@@ -172,9 +172,9 @@ def _after_blank(text: str, at: int) -> int:
     return _BLANK.match(text, at).end()  # type: ignore[union-attr]
 
 
-def has_long_integer(text: bytes) -> bool:
-    """Whether there are 16 digits or more of no fraction: all integers that a double may round, and some others."""
-    return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), _LONG_INTEGER).as_py())
+def has_long_integer(text: bytes, width: int = 64) -> bool:
+    """Whether there are 16 digits or more (8, 4) of no fraction: all integers that a float may round, and some others."""
+    return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), _LONG_INTEGER % (width // 4)).as_py())
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from penstock.machine.process import boot_id
 __all__ = ["ParsedCopy", "forget_parsed", "keep_parsed", "parsed_tables"]
 
 
-FORMAT = 1
+FORMAT = 2
 """Raised by one when a reader gives other rows of the same text."""
 
 MAX_ROW_BYTES = 8 << 10

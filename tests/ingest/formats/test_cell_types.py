@@ -75,3 +75,4 @@ _LONG = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 def test_long_integers_are_found_by_their_bytes(parts: list[bytes]) -> None:
     text = b"".join(parts)
     assert has_long_integer(text) == bool(_LONG.search(text))
+    assert has_long_integer(text, 32) == bool(re.search(rb"(?<![0-9.])[0-9]{8,}(?![0-9.eE])", text))

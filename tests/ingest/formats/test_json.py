@@ -75,6 +75,59 @@ def test_long_integers_are_read_as_the_type_that_is_given(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("timestamp[us]", '"2024-01-01T00:00:00"', '"2024-01-01T00:00:00+02:00"'),
+        ("timestamp[us, tz=Europe/Rome]", '"2024-01-01T00:00:00+02:00"', '"2024-01-01T00:00:00"'),
+        ("timestamp[us, tz=UTC]", '"2024-01-01T00:00:00Z"', '"2024-01-01T00:00:00"'),
+        ("list<timestamp[us]>", '["2024-01-01T00:00:00"]', '["2024-01-01T00:00:00+02:00"]'),
+        ("list<date32>", '["2024-01-01"]', "[5]"),
+        ("struct<t: timestamp[us]>", '{"t": "2024-01-01T00:00:00"}', '{"t": "2024-01-01T00:00:00Z"}'),
+        ("date32", "null", "5"),
+        ("timestamp[s]", "null", "5"),
+        ("float64", "9007199254740992", "9007199254740993"),
+        ("float32", "33554432", "16777217"),
+        ("float16", "4096", "2049"),
+        ("fixed_size_list<float32>[1]", "[16777216]", "[16777217]"),
+    ],
+)
+def test_value_that_a_given_type_would_change_is_refused(tmp_path: Path, kind: str, good: str, bad: str) -> None:
+    write_files(tmp_path, {"a.jsonl": f'{{"a": {good}}}\n{{"a": null}}\n'})
+    (value, absent) = read_rows(tmp_path, "json", types={"a": kind}).column("a").to_pylist()
+    assert (value is None) == (good == "null") and absent is None
+    text = refusal(tmp_path, {"a.jsonl": f'{{"a": {good}}}\n\n{{"a": {bad}}}\n'}, types={"a": kind})
+    assert "a.jsonl, line 3: column 'a' holds " in text, text
+
+
+@pytest.mark.parametrize("kind", ["time32[s]", "time64[us]", "duration[s]"])
+def test_integer_is_not_taken_as_time_or_duration(tmp_path: Path, kind: str) -> None:
+    text = refusal(tmp_path, {"a.jsonl": '{"a": 5}\n'}, types={"a": kind})
+    assert f"a.jsonl, line 1: column 'a' holds 5, which does not read as {kind}" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "place"),
+    [
+        ("float64", ("8.5", "true"), "line 2: column 'a' holds True"),
+        ("float64", ("true", "8.5"), "line 1: column 'a' holds True"),
+        ("float64", ("2.5", "true", "9007199254740993"), "line 2: column 'a' holds True"),
+        ("list<float64>", ("[8.5]", "5"), "line 2: column 'a' holds 5"),
+        ("int64", ("5", "[1]"), "line 2: column 'a' holds [1]"),
+    ],
+)
+def test_kinds_that_no_array_holds_together_name_line(tmp_path: Path, kind: str, values: tuple[str, ...], place: str) -> None:
+    text = refusal(tmp_path, {"a.jsonl": "".join(f'{{"a": {value}}}\n' for value in values)}, types={"a": kind})
+    assert f"a.jsonl, {place}, which does not read as" in text, text
+
+
+@pytest.mark.parametrize("kind", ["timestamp[us]", "list<date32>", "fixed_size_list<float32>[2]", "struct<t: date32>"])
+def test_column_of_nulls_is_of_its_type_where_another_is_odd(tmp_path: Path, kind: str) -> None:
+    write_files(tmp_path, {"a.jsonl": '{"a": null, "b": 1}\n{"b": "x"}\n'})
+    table = read_rows(tmp_path, "json", types={"a": kind, "b": "string"})
+    assert table.to_pylist() == [{"a": None, "b": "1"}, {"a": None, "b": "x"}]
+
+
+@pytest.mark.parametrize(
     ("first", "second"), [([1, 2], [1.5]), ([], [1]), ([None], ["x"]), ([{"a": 1}], [{"b": "x"}]), ([[]], [[1], []])]
 )
 def test_lists_may_differ_between_files(tmp_path: Path, first: list[object], second: list[object]) -> None:
