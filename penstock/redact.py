@@ -287,8 +287,7 @@ def _begun_secret(text: str) -> int:
 
 def _without_secrets(error: BaseException, seen: dict[int, BaseException]) -> BaseException:
     """Redact the texts of the error and of its causes; return it, or a RuntimeError if its text cannot be changed."""
-    key = id(error)
-    if key in seen:
+    if (key := id(error)) in seen:
         return seen[key]
     seen[key] = error
     for link in ("__cause__", "__context__"):

@@ -176,9 +176,8 @@ class Recipe:
         for parameter in model.parameters():  # fresh logits may be from 0 to 1 by chance, and are not with such weights
             parameter.detach().mul_(-1000)
         if looks(other := predict()) and (of_rows or not output.equal(other)):
-            found = "rows of numbers that sum to 1" if of_rows else "numbers from 0 to 1"
             raise TrainingError(
-                f"{self._target}: predict() returned {found}; are they probabilities or logits?",
+                f"{self._target}: predict() returned numbers from 0 to 1; are they probabilities or logits?",
                 next_step='set it in the class: predicts = "probabilities", or predicts = "logits"',
             )
 

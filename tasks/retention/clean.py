@@ -76,7 +76,7 @@ class Cleaning:
                 self._delete(each)
 
             with ThreadPoolExecutor(1 if storage.is_local else _DELETES_AT_ONCE) as pool:
-                for kind in ("run", "dataset", "unit", "record"):  # a dataset before its units
+                for kind in ("run", "dataset", "unit", "source", "record"):  # a dataset before its units
                     list(pool.map(delete, (each for each in plan.deletions if each.kind == kind)))
         return plan
 
@@ -93,9 +93,10 @@ class Cleaning:
             self._mark_output(each.name)
             storage.delete(manifest_path(each.name))
             storage.delete(f"datasets/{each.name}")
-        elif each.kind == "unit":
-            storage.delete(unit_path(each.name, UNIT_RECORD))
-            storage.delete(unit_path(each.name))
+        elif each.kind in ("unit", "source"):
+            folder = unit_path(each.name) if each.kind == "unit" else f"sources/{each.name}"
+            storage.delete(f"{folder}/{UNIT_RECORD if each.kind == 'unit' else 'done.json'}")
+            storage.delete(folder)
         else:
             storage.delete(each.name)
 

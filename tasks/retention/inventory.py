@@ -20,7 +20,7 @@ from penstock.tasks.retention.plan import Inventory, RunUse
 
 __all__ = ["take_inventory"]
 
-_FOLDERS = ("runs", "datasets", "units", "stages", "profiles")
+_FOLDERS = ("runs", "datasets", "units", "stages", "profiles", "sources")
 
 _READS_AT_ONCE = 16
 """Requests to a store that wait at the same time: each takes some 20 ms."""
@@ -40,9 +40,10 @@ def take_inventory(ledger: Ledger, pipeline: str, aliased: Mapping[str, str]) ->
     files = {path: size for folder in _FOLDERS for path, size in storage.tree(folder).items()}
     names = sorted(path.split("/")[1] for path in files if path.startswith("runs/") and path.endswith("/run.json"))
     datasets = sorted({path.split("/")[1] for path in files if path.startswith("datasets/")})
+    sources = {path.split("/")[1] for path in files if path.startswith("sources/")}
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
         runs = [run for run in pool.map(lambda name: _run(storage, name), names) if run is not None]
-        uses = tuple(pool.map(lambda run: _use(ledger, run), runs))
+        uses = tuple(pool.map(lambda run: _use(ledger, run, sources), runs))
         units = dict(zip(datasets, pool.map(lambda key: _units(storage, key), datasets), strict=True))
     # A run that is done counts as ended, although its process may still clean up, as `retention` has it.
     done = {run.run for run in runs if run.status == "done"}
@@ -84,7 +85,7 @@ def _run(storage: Storage, name: str) -> Run | None:
         ) from error
 
 
-def _use(ledger: Ledger, run: Run) -> RunUse:
+def _use(ledger: Ledger, run: Run, sources: Iterable[str]) -> RunUse:
     needs = set()
     if run.sweep == run.run:
         load_trials = needed("penstock.tasks.tune.record:load_trials", f"what the sweep {run.run} uses")
@@ -95,6 +96,8 @@ def _use(ledger: Ledger, run: Run) -> RunUse:
     times = [run.created]
     if run.cleaned is None:
         times += [time for attempt in ledger.attempts(run.run) for time in (attempt.started, attempt.ended) if time]
+    key = run.keys["read"].key if sources and "read" in run.keys else ""
+    text = f"{run.spec} {ledger.stage_record(f'stages/read/{key}.json', key, cleaned=True) if key else ''}"
     return RunUse(
         run=run.run,
         pipeline=run.pipeline,
@@ -102,6 +105,7 @@ def _use(ledger: Ledger, run: Run) -> RunUse:
         sweep=run.sweep,
         keys={stage: key.key for stage, key in run.keys.items() if key.key},
         needs=frozenset(needs),
+        sources=frozenset(each for each in sources if each in text),
         cleaned=run.cleaned is not None,
     )
 

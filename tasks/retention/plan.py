@@ -1,7 +1,7 @@
 """Which data can be deleted, and what keeps the rest? Mark what kept runs refer to; all else goes. Decides only.
 
 A run of the pipeline is kept by `retention`, or if the pipeline's next command, an alias, a process or another kept run
-needs it. Runs of other pipelines are kept. Datasets, units and large records go if no kept run refers to them.
+needs it. Runs of other pipelines are kept. Other data go if no kept run refers to them, sources only if cleaned ones do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class RunUse:
         used: when a process last worked on it.
         keys: stage -> key, as far as they are known.
         needs: other runs that it refers to: the one whose weights it began with, and the trials of a sweep.
+        sources: folders in `sources` that its spec or its files name.
         cleaned: only its records are left, and what a killed cleaning did not delete.
     """
 
@@ -41,6 +42,7 @@ class RunUse:
     sweep: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
+    sources: frozenset[str] = frozenset()
     cleaned: bool = False
 
 
@@ -49,7 +51,7 @@ class Inventory:
     """What lies in a storage.
 
     Attributes:
-        files: path -> bytes, below `runs`, `datasets`, `units`, `stages` and `profiles`.
+        files: path -> bytes, below `runs`, `datasets`, `units`, `stages`, `profiles` and `sources`.
         units: dataset -> its units.
         held: run -> why it is kept, however old it is.
         at_work: run or sweep -> the process that works on it, and may use any prepared rows. Kept, and not among the newest.
@@ -65,14 +67,14 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Deletion:
-    """One run, dataset, unit or record whose data are deleted.
+    """One run, dataset, unit, source or record whose data are deleted.
 
     Attributes:
-        name: id of the run, key of the dataset or unit, or path of a record.
+        name: id of the run, key of the dataset or unit, folder of the source, or path of a record.
         paths: its files.
     """
 
-    kind: Literal["run", "dataset", "unit", "record"]
+    kind: Literal["run", "dataset", "unit", "source", "record"]
     name: str
     size_bytes: int
     why: str
@@ -107,6 +109,9 @@ def plan_cleanup(found: Inventory, pipeline: str, retention: RetentionSpec) -> C
     stay = next(iter(found.at_work.values()), "") or _units_not_known(found, datasets)
     if not stay:
         deletions += _of_rows(found, datasets)
+        left = {name for run in found.runs for name in run.sources}.difference(*(run.sources for run in using))
+        folders = _by_folder(found.files, "sources")
+        deletions += [_deletion("source", name, folders[name], "copied for no kept run") for name in sorted(left)]
         # The record of a dataset that goes now is first cut to what stays of it.
         cut = {f"stages/materialize/{key}.json" for key in found.units}
         deletions += _large_records(found, cut | {path for run in using for path in _records(run)})
@@ -197,7 +202,7 @@ def _records(run: RunUse) -> list[str]:
     return [*(f"stages/{stage}/{key}.json" for stage, key in run.keys.items()), f"profiles/{run.keys.get('materialize')}.json"]
 
 
-def _deletion(kind: Literal["dataset", "unit", "record"], name: str, files: Mapping[str, int], why: str) -> Deletion:
+def _deletion(kind: Literal["dataset", "unit", "source", "record"], name: str, files: Mapping[str, int], why: str) -> Deletion:
     return Deletion(kind, name, sum(files.values()), why, tuple(files))
 
 

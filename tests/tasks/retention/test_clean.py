@@ -23,7 +23,7 @@ from penstock.ingest.materialize.build import damaged_shards
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import CLEANUP_LEASE, choosing_a_run
-from penstock.tasks.records.ledger import Ledger, run_leases, sweep_lease_path
+from penstock.tasks.records.ledger import Ledger, StageRecord, run_leases, sweep_lease_path
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan, Deletion
 from penstock.tasks.retention.spec import RetentionSpec
@@ -95,6 +95,26 @@ def test_clean_announces_then_deletes_and_marks_records(storage: Storage, tmp_pa
     record = ledger.stage_record(path, "materialize-1", cleaned=True)
     assert record is not None and DatasetManifest.model_validate(record.output).rows == made[0].rows
     assert ledger.run_with_training("p", "train-1") is None and ledger.run_with_training("p", "train-3") is not None
+    assert freed(storage) == ()
+
+
+def test_copied_sources_of_no_kept_run_go(storage: Storage, tmp_path: Path) -> None:
+    ledger = Ledger(storage)
+    nights(storage, tmp_path, 4)
+    for name in ("old", "new", "both", "given", "begins"):
+        storage.write_bytes(f"sources/copy-{name}/made/part-00000.arrow", bytes(1000))
+        storage.write_json(f"sources/copy-{name}/done.json", {"version": 1})
+    for number, names in ((1, ["old", "both"]), (2, ["old"]), (4, ["new", "both"])):
+        output = {"files": {"uri": [storage.uri(f"sources/copy-{name}/made/part-00000.arrow") for name in names]}}
+        record = StageRecord(stage="read", key=f"read-{number}", inputs={}, output=output, seconds=0, made="2026")
+        ledger.save_stage(f"stages/read/read-{number}.json", record)
+    for name in ("r03", "r04"):
+        run = ledger.load_run(name)
+        assert run is not None
+        where = storage.uri(f"sources/copy-{'old' if name == 'r03' else 'given'}/made")
+        ledger.save_run(run.model_copy(update={"spec": {**run.spec, "data": {"train": where}}}))
+    assert {each.name for each in freed(storage) if each.kind == "source"} == {"copy-old"}
+    assert {*storage.list("sources")} == {"copy-new", "copy-both", "copy-given", "copy-begins"}
     assert freed(storage) == ()
 
 
