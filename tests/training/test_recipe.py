@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +147,13 @@ def test_exit_in_user_code_is_named() -> None:
 def test_a_model_without_parameters_to_train_is_refused() -> None:
     with pytest.raises(TrainingError, match="without trainable parameters"):
         recipe_of(object()).optimizer(nn.Flatten(), 0.1)
+
+
+def test_undeclared_sigmoid_of_several_labels_is_refused() -> None:
+    rows, model = torch.rand(2, 4), torch.nn.Linear(4, 3)
+    recipe = Recipe(SimpleNamespace(), "model.py:Tags")
+    recipe.refuse_undeclared(model(rows).clamp(0.1, 0.9), None, model, lambda: model(rows))
+    with pytest.raises(TrainingError, match="numbers from 0 to 1; are they probabilities or logits"):
+        recipe.refuse_undeclared(torch.tensor([[0.4, 0.5, 0.6]]), None, model, lambda: model(rows).sigmoid())
+    declared = Recipe(SimpleNamespace(predicts="probabilities"), "model.py:Tags")
+    declared.refuse_undeclared(torch.tensor([[0.4, 0.5, 0.6]]), None, model, lambda: model(rows).sigmoid())
