@@ -254,3 +254,43 @@ class Device(Head):
                 "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.0 GiB free. Process 7 has 3"
             )
         raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
+
+
+class Fused(Head):
+    """A fused optimizer, which takes the strides of its state for those of its weights."""
+
+    def build_model(self, schema):
+        layers = [nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(128, schema.num_classes)).to(memory_format=torch.channels_last)
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+
+
+class _Nested(torch.optim.Optimizer):
+    """Has float32 averages of bfloat16 weights in a list in a dict."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            start = {"means": [torch.zeros_like(parameter, dtype=torch.float32)]}
+            (mean,) = self.state[parameter].setdefault("kept", start)["means"]
+            mean.mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
+            parameter.sub_((0.05 * mean).to(parameter.dtype))
+
+
+class Nested(Head):
+    def build_model(self, schema):
+        return super().build_model(schema).to(torch.bfloat16)
+
+    def optimizer(self, model):
+        return _Nested(model.parameters())
+
+    def predict(self, model, batch):
+        return model(batch["image"].to(torch.bfloat16)).float()
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])

@@ -252,7 +252,7 @@ class Learner:
             self.optimizer.load_state_dict(training["optimizer"])
             parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
             for name, part in parts.items():
-                _keep_dtypes(part, training["optimizer"][name] if name else training["optimizer"])
+                _keep_form(part, training["optimizer"][name] if name else training["optimizer"])
             if self.scheduler is not None and not changed:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -284,14 +284,23 @@ def _does_not_fit(reached: TrainState, error: Exception) -> ResumeError:
     )
 
 
-def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def _keep_form(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, values in saved["state"].items():
-        state = optimizer.state[parameters[index]]
-        for name, value in values.items():
-            if isinstance(value, Tensor) and state[name].dtype != value.dtype:
-                state[name] = value.to(state[name].device)
+    for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+        if index in saved["state"]:
+            optimizer.state[parameter] = _formed(optimizer.state[parameter], saved["state"][index], parameter)
+
+
+def _formed(loaded: Any, saved: Any, parameter: Tensor) -> Any:
+    """Return saved state on its device; of a parameter's shape with its strides, which a fused step takes for granted."""
+    if isinstance(saved, dict):
+        return {key: _formed(loaded[key], value, parameter) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_formed(*pair, parameter) for pair in zip(loaded, saved, strict=True))
+    if isinstance(saved, Tensor) and loaded.dtype != saved.dtype:
+        loaded = saved.to(loaded.device)
+    alike = type(saved) is Tensor and saved.layout is torch.strided and saved.shape == parameter.shape
+    return torch.empty_like(parameter, dtype=loaded.dtype, device=loaded.device).copy_(loaded) if alike else loaded
 
 
 def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str] = ()) -> list[tuple[Columns | None, int]]:

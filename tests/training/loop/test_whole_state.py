@@ -83,6 +83,8 @@ def stopped(folder: Path, recipe: str, at: int = 6, **more: Any) -> tuple[Checkp
         ("Center", {"workers": 2}),
         ("Extra", {}),
         ("Normed", {"workers": 2, "callbacks": [{"ema": {"decay": 0.9}}]}),
+        ("Fused", {}),
+        ("Nested", {}),
     ],
 )
 def test_continued_run_equals_a_whole_one(tmp_path: Path, recipe: str, more: dict[str, Any]) -> None:
