@@ -49,7 +49,7 @@ from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.installed import PACKAGE_DIR
-from penstock.messages import describe_error
+from penstock.messages import counted, describe_error, shorten
 from penstock.training.faults import device_error, may_pass
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
@@ -253,7 +253,7 @@ class Recipe:
         """Make the recipe's optimizer, or several by name, else AdamW.
 
         Raises:
-            TrainingError: the user's code fails or does not return an optimizer, or the model has no trainable parameter.
+            TrainingError: the code fails or does not return an optimizer of the model's parameters, or none is trainable.
         """
         if not self.has("optimizer"):
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -262,19 +262,22 @@ class Recipe:
             return torch.optim.AdamW(trainable, lr=learning_rate)
         with self._reraise_in("optimizer"):
             optimizer = self.user.optimizer(model)
-        if isinstance(optimizer, dict) and self.has("training_step") and optimizer:
-            if all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in optimizer.items()):
-                return optimizer
-            raise TrainingError(f"{self._target}.optimizer returned a dict that is not of names and torch.optim.Optimizer")
-        if isinstance(optimizer, dict | list | tuple):
+        several = optimizer if isinstance(optimizer, dict) and self.has("training_step") and optimizer else {"": optimizer}
+        if not all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in several.items()):
             raise TrainingError(
                 f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
-                next_step="return several optimizers in a dict, which training_step(self, models, batch, optimizers) calls "
-                "(docs/recipe.md)",
+                next_step="return several optimizers in a dict by name, which training_step(self, models, batch, optimizers) "
+                "calls (docs/recipe.md)",
             )
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TrainingError(f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer")
-        return optimizer
+        own = {id(parameter) for parameter in model.parameters()}
+        given = [each for part in several.values() for group in part.param_groups for each in group["params"]]
+        if outside := [tuple(each.shape) for each in given if id(each) not in own]:
+            raise TrainingError(
+                f"{self._target}.optimizer has {counted(len(outside), 'parameter')} that the model does not have (of shape "
+                f"{shorten(outside)}), and a checkpoint holds the model's parameters alone",
+                next_step="make them a part of the model that build_model() returns: self.criterion = ... in its __init__()",
+            )
+        return optimizer  # type: ignore[no-any-return]
 
     def scheduler(self, optimizer: Any) -> Any:
         """Make the recipe's learning-rate scheduler, or several by name; None without one. `optimizer` is the recipe's.

@@ -195,6 +195,20 @@ class Freezing(Branches):
         return super().loss(model, batch)
 
 
+class Thawing(Branches):
+    """Begins to train a part after some steps."""
+
+    def build_model(self, schema):
+        model = super().build_model(schema)
+        model["even"].requires_grad_(False)
+        return model
+
+    def loss(self, model, batch):
+        if model["stem"].bias.abs().max() > 0.05:
+            model["even"].requires_grad_(True)
+        return super().loss(model, batch)
+
+
 class Chance(Digits):
     """Uses an operation that torch has no deterministic form of."""
 

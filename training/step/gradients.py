@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.errors import TrainingError
 from penstock.training.recipe import Columns, Recipe
 
 __all__ = ["Gradients", "MeanGradients"]
@@ -89,6 +90,7 @@ class MeanGradients(Gradients):
     ) -> None:
         super().__init__(recipe, model, callee, autocast, scaler)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
         first = self._trained[0]
         self._all = torch.ones(len(self._trained), dtype=first.dtype, device=first.device)
         # Its gradient holds a flag for each parameter: whether this rank reached it.
@@ -117,6 +119,11 @@ class MeanGradients(Gradients):
 
     def _complete(self) -> None:
         """Send zeros for unreached parameters, and remove gradients that no rank has."""
+        if thawed := [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
+            raise TrainingError(
+                f"{thawed[0]} was frozen when training began and is not any more: several workers cannot add up its gradients",
+                next_step="begin with a learning rate of 0 for it, in a group of its own, or thaw it in a train.start_from run",
+            )
         late = [index for index in range(len(self._trained)) if index not in self._hooked]
         unused = [index for index in late if self._trained[index].grad is None]
         reached = self._all

@@ -180,6 +180,15 @@ def test_state_made_while_training_ends_at_the_next_save(tmp_path: Path) -> None
     assert job_checkpoints(job).committed() == []
 
 
+def test_trained_weights_outside_of_the_model_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "Outside", "run")
+    batch = Batch({"image": torch.ones(4, 8, 8), "label": torch.arange(4)}, torch.arange(4).numpy(), 4, 4, 0, 4)
+    problem = r"has 2 parameters that the model does not have \(of shape \[\(10, 32\), \(10,\)\]\), and a checkpoint holds"
+    for train in (partial(train_alone, job), partial(try_batch, job.code, job.spec, SCHEMA, batch, 1)):
+        with pytest.raises(TrainingError, match=problem):
+            train()
+
+
 def test_average_of_bfloat16_weights_moves(tmp_path: Path) -> None:
     more: dict[str, Any] = {"callbacks": [{"ema": {"decay": 0.999}}], "checkpoint": {"every_s": None, "every_steps": 4}}
     train_alone(job_of(tmp_path, "Half", "run", max_steps=1, **more))

@@ -230,6 +230,11 @@ def test_recipe_may_freeze_parameters_during_training(tmp_path: Path) -> None:
     )
 
 
+def test_part_thawed_in_training_is_refused_on_two_ranks(tmp_path: Path) -> None:
+    errors = run_ranks(error_of, 2, make_job(tmp_path, recipe="Thawing", workers=2))
+    assert all("even.weight was frozen when training began and is not any more" in error for error in errors), errors
+
+
 def test_group_continues_with_ranks_without_rows(tmp_path: Path) -> None:
     spec = {"recipe": "Linear", "batch_rows": 83, "workers": 4, "precision": "fp16"}  # the fifth batch has one row
     parts = [
