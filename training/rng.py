@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from penstock.digest import digest_of
 
-__all__ = ["capture_rng", "restore_rng", "seed_rng"]
+__all__ = ["capture_rng", "keeping_rng", "restore_rng", "seed_rng"]
 
 _HEAD = struct.Struct("<q625Id2qd2q")
 """Python's version, state and cached normal number (or nan); numpy's position, whether it has a cached normal number, and that
@@ -52,6 +54,16 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(state[first : first + torch_bytes].clone())
     if device.type == "cuda" and cuda_bytes:
         torch.cuda.set_rng_state(state[first + torch_bytes :].clone(), device)
+
+
+@contextmanager
+def keeping_rng(device: torch.device) -> Iterator[None]:
+    """Keep this process's generators as they are: random numbers that the block draws do not change the weights."""
+    state = capture_rng(device)
+    try:
+        yield
+    finally:
+        restore_rng(state, device)
 
 
 def _mixed(*parts: int) -> int:

@@ -256,6 +256,26 @@ class Device(Head):
         raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")
 
 
+class Drops(Head):
+    """Its weights depend on torch's random numbers."""
+
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+
+class Draws:
+    """A callback that draws random numbers where it is called at a start, a checkpoint and a look at numbers."""
+
+    def start(self, training):
+        torch.rand(1), np.random.rand()
+
+    def checkpoint(self, training):
+        torch.rand(1)
+
+    def logged(self, training, step, values):
+        torch.rand(1)
+
+
 class Fused(Head):
     """A fused optimizer, which takes the strides of its state for those of its weights."""
 

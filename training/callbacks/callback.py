@@ -22,7 +22,7 @@ A callback is a plain class; there is no base class to import. Its constructor t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from penstock.training.callbacks.registry import CALLBACKS
 from penstock.training.job import CallbackCode
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
+from penstock.training.rng import keeping_rng
 from penstock.training.state import TrainState
 
 __all__ = ["HOOKS", "Callbacks", "Training", "load_callbacks"]
@@ -120,7 +121,9 @@ class Callbacks:
         for _, name, each in self._named:
             method = getattr(each, hook, None)
             if callable(method):
-                with Recipe(each, name).reraise_as_user_error(f"{hook}()"):
+                # When these are called depends on stops and clocks.
+                kept = keeping_rng(self.training.device) if hook in ("start", "checkpoint", "logged") else nullcontext()
+                with kept, Recipe(each, name).reraise_as_user_error(f"{hook}()"):
                     method(self.training, *given)
 
     def has(self, hook: str) -> bool:

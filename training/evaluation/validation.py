@@ -16,7 +16,7 @@ from penstock.training.model import TrainedModel
 from penstock.training.own_values import OwnValues, collecting, logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe, RecipeModel
-from penstock.training.rng import capture_rng, restore_rng
+from penstock.training.rng import keeping_rng
 from penstock.training.step.learner import Learner
 
 __all__ = ["measured", "run_over", "validate"]
@@ -32,17 +32,14 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     Returns:
         `val/loss`, `val/<metric>` and values that user code logged meanwhile, the same on every rank.
     """
-    rng = capture_rng(group.device)
     learner.sync_buffers()
     learner.model.eval()
     try:
-        with learner.callbacks.showing(learner.model), learner.autocast():
+        with keeping_rng(group.device), learner.callbacks.showing(learner.model), learner.autocast():
             learner.sync_buffers()  # a callback's averages of them differ between ranks, too; rank 0's are saved
             return measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
     finally:
         learner.train_mode()
-        # A predict() that draws random numbers must not change the weights.
-        restore_rng(rng, group.device)
 
 
 def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:

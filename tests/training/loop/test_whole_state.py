@@ -85,6 +85,7 @@ def stopped(folder: Path, recipe: str, at: int = 6, **more: Any) -> tuple[Checkp
         ("Normed", {"workers": 2, "callbacks": [{"ema": {"decay": 0.9}}]}),
         ("Fused", {}),
         ("Nested", {}),
+        ("Drops", {"callbacks": [{"resume_recipes.py:Draws": {}}]}),
     ],
 )
 def test_continued_run_equals_a_whole_one(tmp_path: Path, recipe: str, more: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from penstock.training.frameworks.transformers.library import UsersModel
 from penstock.training.frameworks.transformers.loading import TransformersModel
 from penstock.training.job import TrainJob
 from penstock.training.ranks import Group
-from penstock.training.rng import capture_rng, restore_rng, seed_rng
+from penstock.training.rng import keeping_rng, seed_rng
 from penstock.training.session.session import Session
 from penstock.training.step.unsaved import Unsaved, unsaved_state
 
@@ -185,12 +185,11 @@ class _Saving(transformers.TrainerCallback):
         self._values = {"train/loss": loss, "train/learning_rate": float(rate)}
         if not validates:
             return
-        rng, model = capture_rng(self._group.device), self._trainer.model
+        model = self._trainer.model
         model.eval()
-        with self._trainer.compute_loss_context_manager():
+        with keeping_rng(self._group.device), self._trainer.compute_loss_context_manager():
             self._values |= self._validate()
         model.train()
-        restore_rng(rng, self._group.device)
 
     def _report(self, checkpoint: ray.train.Checkpoint | None = None) -> None:
         values, self._values = self._values, {}
