@@ -325,3 +325,22 @@ class Outside(Head):
 
     def optimizer(self, model):
         return torch.optim.SGD([*model.parameters(), *self.criterion.parameters()], lr=0.05)
+
+
+class Decay(Head):
+    def __init__(self, decay=0.0):
+        self.decay = decay
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=self.decay)
+
+    def scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+class Halves:
+    """A callback that halves the learning rate once."""
+
+    def step(self, training):
+        if training.steps == 2:
+            training.optimizer.param_groups[0]["lr"] /= 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -243,23 +244,24 @@ class Learner:
             ResumeError: the checkpoint is from another model or optimizer, or a changed schedule does not reach its step.
         """
         changed = changed_hyperparameters(made_with, self.hyperparameters)
-        if changed:
+        scheduled = "scheduler" if self.scheduler is None else "lr|momentum|betas|scheduler"
+        replayed = re.search(scheduled, " ".join(changed)) is not None
+        if replayed:
             self._replay_schedule(reached)
         try:
             groups = self.optimizer.param_groups
-            options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+            new = [{name: value for name, value in group.items() if replayed or name in changed} for group in groups]
             self.model.load_state_dict(with_extra({**weights, **training.get("trained", {})}))
             self.optimizer.load_state_dict(training["optimizer"])
             parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
             for name, part in parts.items():
                 _keep_form(part, training["optimizer"][name] if name else training["optimizer"])
-            if self.scheduler is not None and not changed:
+            if self.scheduler is not None and not replayed:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise _does_not_fit(reached, error) from error
-        if changed:
-            for group, own in zip(self.optimizer.param_groups, options, strict=True):
-                group.update(own)
+        for group, options in zip(self.optimizer.param_groups, new, strict=True):
+            group.update(options)
         if "callbacks" in training:
             self.callbacks.load_state_dict(training["callbacks"], weights, same=same_settings)
         if training["scaler"]:

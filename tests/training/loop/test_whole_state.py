@@ -190,6 +190,19 @@ def test_trained_weights_outside_of_the_model_are_refused(tmp_path: Path) -> Non
             train()
 
 
+def test_changed_weight_decay_keeps_the_lowered_rate(tmp_path: Path) -> None:
+    rates = []
+    for run, decay in (("same", 0.0), ("other", 0.1)):
+        for attempt, params in ((1, {}), (2, {"decay": decay})):
+            more: dict[str, Any] = {"max_steps": 3 * attempt, "callbacks": [{"resume_recipes.py:Halves": {}}]}
+            client = ListClient()
+            train_alone(job_of(tmp_path, "Decay", run, attempt=attempt, params=params, **more), client)
+        points = [event.values for event in client.events if isinstance(event, Point)]
+        rates.append([values["train/lr"] for values in points if "train/lr" in values])
+        assert ("weight_decay 0.0 -> 0.1" in str(client.events)) == (run == "other")
+    assert rates[0] == rates[1] == pytest.approx([0.25 * 0.9**step for step in (3, 4, 5)])
+
+
 def test_average_of_bfloat16_weights_moves(tmp_path: Path) -> None:
     more: dict[str, Any] = {"callbacks": [{"ema": {"decay": 0.999}}], "checkpoint": {"every_s": None, "every_steps": 4}}
     train_alone(job_of(tmp_path, "Half", "run", max_steps=1, **more))
