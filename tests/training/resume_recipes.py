@@ -316,6 +316,43 @@ class Nested(Head):
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 
 
+class _Temperature(nn.Module):
+    """A parameter that is called as the files of torch end."""
+
+    def __init__(self):
+        super().__init__()
+        self.pt = nn.Parameter(torch.ones(()))
+
+    def forward(self, scores):
+        return scores * self.pt
+
+
+class NamedPt(Head):
+    def build_model(self, schema):
+        return nn.Sequential(nn.Flatten(), _Temperature(), nn.Identity(), nn.Linear(64, schema.num_classes))
+
+
+class Cosine(Head):
+    """A schedule that computes with numpy, so that the optimizer's state gets its numbers."""
+
+    def scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 3 if step < 3 else np.cos(step / 20))
+
+
+class _Seen(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["seen"] = [1, np.float32(2)]
+
+
+class Seen(Head):
+    """Its optimizer's state gets a number that torch loads only as code."""
+
+    def optimizer(self, model):
+        return _Seen(model.parameters(), lr=0.1)
+
+
 class Outside(Head):
     """Its loss has weights of its own."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -61,7 +62,8 @@ def _without_tensors(value: Any, found: dict[str, Tensor]) -> Any:
         return type(value)((key, _without_tensors(item, found)) for key, item in value.items())
     if type(value) in (list, tuple):
         return type(value)(_without_tensors(item, found) for item in value)
-    return copy.deepcopy(value)  # a Counter, a number, a string: kept as it is
+    # A Counter, a number, a string: kept as it is; of numpy's numbers, which a schedule may compute, the equal one of Python.
+    return value.item() if isinstance(value, np.float64 | np.integer) else copy.deepcopy(value)
 
 
 def copied(tensor: Tensor) -> Tensor:

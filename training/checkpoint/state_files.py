@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 
 from penstock.digest import arrays_digest
+from penstock.errors import TrainingError
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL, CheckpointFacts
-from penstock.training.checkpoint.packed import unpack
+from penstock.training.checkpoint.packed import pack, unpack
 from penstock.training.checkpoint.store import Snapshot
 from penstock.training.faults import not_a_number
 
 __all__ = [
     "TRAINING",
     "NamedTensors",
+    "loadable",
     "saved_extra",
     "tensors_of",
     "torch_snapshot",
@@ -37,8 +39,6 @@ __all__ = [
     "with_extra",
 ]
 
-
-_EXTRA = "_extra_state.pt"
 
 TRAINING = "training.safetensors"
 """Optimizer, scheduler, gradient scaler, every rank's random generators."""
@@ -51,23 +51,36 @@ def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
 
 def saved_extra(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
     """Encode the extra state of modules (`get_extra_state`) that is not a tensor: `<name>.pt`, the bytes of torch.save."""
-    found = {}
-    for name, value in state_dict.items():
-        if not isinstance(value, Tensor):
-            stream = io.BytesIO()
-            torch.save(value, stream)
-            found[f"{name}.pt"] = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+    return {f"{name}.pt": loadable(value, name) for name, value in state_dict.items() if not isinstance(value, Tensor)}
+
+
+def loadable(value: Any, place: str = "", *, packs: bool = False) -> Tensor:
+    """Encode a value, or what `pack` leaves of it. Raises TrainingError: a part, named with its type, could not be loaded."""
+    stream = io.BytesIO()
+    try:
+        torch.save(pack(value)["tree"] if packs else value, stream)
+        stream.seek(0)
+        torch.load(stream, "cpu", weights_only=True)
+    except Exception as error:  # torch refuses unknown types with several classes
+        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        for key, part in parts:
+            loadable(part, f"{place}.{key}".lstrip("."), packs=packs)
+        raise TrainingError(
+            f"the state {place} is of {type(value)}, which cannot be kept in a checkpoint",
+            next_step="keep only tensors, numbers, strings, lists and dicts, such as float(x) of a number of numpy",
+        ) from error
+    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+
+
+def with_extra(weights: Mapping[str, Tensor], names: Container[str]) -> dict[str, Any]:
+    """Decode the extra state among the weights of a checkpoint, for `load_state_dict`; `names` are those of the model."""
+    found: dict[str, Any] = {}
+    for name, value in weights.items():
+        if name in names or not name.endswith(".pt") or value.dtype is not torch.uint8:
+            found[name] = value
+        else:
+            found[name.removesuffix(".pt")] = torch.load(io.BytesIO(value.numpy().tobytes()), weights_only=True)
     return found
-
-
-def with_extra(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Decode the extra state among the weights of a checkpoint, for `load_state_dict`."""
-    return {
-        name.removesuffix(".pt"): torch.load(io.BytesIO(value.numpy().tobytes()), weights_only=True)
-        if name.endswith(_EXTRA)
-        else value
-        for name, value in weights.items()
-    }
 
 
 def weights_digest(state_dict: Mapping[str, object]) -> str:
@@ -127,10 +140,7 @@ def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
         training: optimizer, scheduler, gradient scaler and extra state, packed.
         ranks: each rank's random generators, uint8[ranks, n].
     """
-    stream = io.BytesIO()
-    torch.save(training["tree"], stream)
-    tree = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-    return NamedTensors({**training["tensors"], "tree": tree, "ranks": ranks.contiguous()})
+    return NamedTensors({**training["tensors"], "tree": loadable(training["tree"]), "ranks": ranks.contiguous()})
 
 
 def weights_of(files: Storage) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ batch.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
@@ -24,7 +23,7 @@ from penstock.errors import ResumeError, TrainingError
 from penstock.ingest.feed.lists import batch_rows_of
 from penstock.training.callbacks.callback import Callbacks
 from penstock.training.checkpoint.packed import after_copy, copied, pack
-from penstock.training.checkpoint.state_files import saved_extra, tensors_of, with_extra
+from penstock.training.checkpoint.state_files import loadable, saved_extra, tensors_of, with_extra
 from penstock.training.own_values import logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
@@ -77,11 +76,11 @@ class Learner:
         self.optimizer: Any = Several(made) if isinstance(made, dict) else made
         schedule = recipe.scheduler(made)
         self.scheduler: Any = Several(schedule) if isinstance(schedule, dict) else schedule
-        state_dict = model.state_dict()
-        _check_loadable("model", model, {name: value for name, value in state_dict.items() if not isinstance(value, Tensor)})
-        _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
+        # Refuse, before the first step, what could be saved and not loaded.
+        saved_extra(model.state_dict())
+        loadable(self.optimizer.state_dict(), "optimizer", packs=True)
         if self.scheduler is not None:
-            _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
+            loadable(self.scheduler.state_dict(), "scheduler", packs=True)
         self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
         """As set by the recipe, before the first step."""
         self._parts, self._groups = parts_of(model), len(self.optimizer.param_groups)
@@ -98,7 +97,7 @@ class Learner:
     def check_callbacks(self) -> None:
         """Refuse started callbacks whose state could be saved but not loaded."""
         if self.callbacks:
-            _check_loadable("callbacks", self.callbacks, self.callbacks.state_dict())
+            loadable(self.callbacks.state_dict(), "callbacks", packs=True)
 
     def autocast(self) -> Any:
         """Return the context of the forward pass."""
@@ -251,7 +250,7 @@ class Learner:
         try:
             groups = self.optimizer.param_groups
             new = [{name: value for name, value in group.items() if replayed or name in changed} for group in groups]
-            self.model.load_state_dict(with_extra({**weights, **training.get("trained", {})}))
+            self.model.load_state_dict(with_extra({**weights, **training.get("trained", {})}, self.model.state_dict()))
             self.optimizer.load_state_dict(training["optimizer"])
             parts = self.optimizer.parts if isinstance(self.optimizer, Several) else {"": self.optimizer}
             for name, part in parts.items():
@@ -329,17 +328,3 @@ def _refuse_sparse(model: nn.Module) -> None:
                 f"{type(module).__name__} {name!r} has sparse=True, whose gradients several workers cannot add up",
                 next_step="take sparse=True from it, or set train.workers to 1",
             )
-
-
-def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:
-    """Refuse, before the first step, a state that could be saved but not loaded without unpickling code."""
-    stream = io.BytesIO()
-    try:
-        torch.save(state, stream)
-        stream.seek(0)
-        torch.load(stream, weights_only=True)
-    except Exception as error:  # torch refuses unknown types with several classes
-        raise TrainingError(
-            f"the state of the recipe's {name} {type(owner).__name__} cannot be kept in a checkpoint: {error}",
-            next_step=f"use a {name} whose state_dict() holds tensors, numbers, strings, lists and dicts only",
-        ) from error

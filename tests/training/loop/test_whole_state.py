@@ -85,6 +85,8 @@ def stopped(folder: Path, recipe: str, at: int = 6, **more: Any) -> tuple[Checkp
         ("Normed", {"workers": 2, "callbacks": [{"ema": {"decay": 0.9}}]}),
         ("Fused", {}),
         ("Nested", {}),
+        ("NamedPt", {}),
+        ("Cosine", {}),
         ("Drops", {"callbacks": [{"resume_recipes.py:Draws": {}}]}),
     ],
 )
@@ -177,6 +179,15 @@ def test_state_made_by_the_first_batch_is_refused(tmp_path: Path) -> None:
 def test_state_made_while_training_ends_at_the_next_save(tmp_path: Path) -> None:
     job = job_of(tmp_path, "Grows", "run", params={"after": 3}, checkpoint={"every_s": None, "every_steps": 5})
     with pytest.raises(TrainingError, match=r"what the model or optimizer consists of: 0\.bank, 0\.scale;"):
+        train_alone(job)
+    assert job_checkpoints(job).committed() == []
+
+
+def test_state_that_could_not_be_loaded_ends_at_the_save(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "Seen", "run")
+    with pytest.raises(
+        TrainingError, match=r"the state optimizer\.state\.0\.seen\.1 is of <class 'numpy\.float32'>, which cannot be kept"
+    ):
         train_alone(job)
     assert job_checkpoints(job).committed() == []
 

@@ -28,7 +28,7 @@ def load(spec: ModelSpec, files: Storage) -> RecipeModel:
     local = files.is_local  # where the file can be mapped, it is not held in memory a second time
     weights = safetensors.torch.load_file(files.local_path(MODEL)) if local else safetensors.torch.load(files.read_bytes(MODEL))
     try:
-        model.load_state_dict(with_extra(weights))
+        model.load_state_dict(with_extra(weights, model.state_dict()))
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {files.uri(MODEL)} do not fit {spec.code.target}: {error}") from error
     device = own_device()
