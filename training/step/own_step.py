@@ -130,11 +130,14 @@ class OwnStep:
         self._on_gradients()
 
     def _average(self, parameters: list[Tensor]) -> None:
-        flat = [torch.zeros_like(p) if p.grad is None else p.grad * self._share for p in parameters]
+        own = [torch.zeros_like(p) if p.grad is None else p.grad * self._share for p in parameters]
+        flat = [torch.view_as_real(gradient) if gradient.is_complex() else gradient for gradient in own]
         reached = torch.tensor([float(p.grad is not None) for p in parameters], device=self._group.device)
-        summed = torch.cat([*(gradient.float().reshape(-1) for gradient in flat), reached])
+        wide = [gradient.to(torch.promote_types(gradient.dtype, torch.float32)).reshape(-1) for gradient in flat]
+        summed = torch.cat([*wide, reached])
         dist.all_reduce(summed)
-        *gradients, reached = summed.split([*(p.numel() for p in parameters), len(parameters)])
-        for parameter, gradient, ranks in zip(parameters, gradients, reached.tolist(), strict=True):
+        *means, reached = summed.split([*map(len, wide), len(parameters)])
+        for parameter, gradient, part, mean, ranks in zip(parameters, own, flat, means, reached.tolist(), strict=True):
+            part.copy_(mean.view_as(part))
             # A parameter that no rank reached keeps no gradient: no momentum, no weight decay.
-            parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if ranks else None
+            parameter.grad = gradient if ranks else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.frameworks.torch.framework import TORCH
-from tests.training.digits import make_job, train_alone
-from tests.training.ranks import train_ranks
+from penstock.training.ranks import Group
+from penstock.training.step.own_step import OwnStep
+from tests.training.digits import CPU, make_job, train_alone
+from tests.training.ranks import run_ranks, train_ranks
 
 
 def newest(folder: Path, run: str) -> Checkpoint:
@@ -50,6 +53,32 @@ def test_two_ranks_learn_as_one_and_continue_to_the_bit(tmp_path: Path) -> None:
     for name, value in one.items():
         assert torch.allclose(value, two[name], atol=1e-5), name
     assert newest(tmp_path, "two").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+class Wide:
+    def training_step(self, model: torch.nn.Module, batch: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Any:
+        scores = batch["x"].to(model.weight.dtype) @ model.weight - (1j if model.weight.is_complex() else 1) + model.bias
+        (loss := scores.abs().pow(2).mean()).backward()
+        optimizer.step()
+        return loss
+
+
+def gradient_of(group: Group, dtype: torch.dtype) -> torch.Tensor:
+    model = torch.nn.Module()
+    model.bias = torch.nn.Parameter(torch.zeros(1))
+    model.weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+    step = OwnStep(Wide(), model, torch.optim.SGD(model.parameters(), lr=0.1), group, nullcontext, None)  # type: ignore[arg-type]
+    rows = torch.tensor([[1.0, 2.0, 3.0], [0.1, 0.7, 0.3], [2.0, 1.0, 0.0], [5.0, 0.3, 1.0]], dtype=torch.float64)
+    own = rows.chunk(group.world_size)[group.rank]
+    step({"x": own}, len(own), len(rows))
+    return model.weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float64])
+def test_complex_and_double_gradients_are_averaged(dtype: torch.dtype) -> None:
+    one, two = gradient_of(Group(0, 1, CPU), dtype), run_ranks(gradient_of, 2, dtype)[1]
+    torch.testing.assert_close(two, one, rtol=1e-6 if dtype is torch.complex64 else 1e-14, atol=0)
+    assert one.is_complex() == two.imag.any() if one.is_complex() else two.dtype is dtype
 
 
 def test_options_of_the_standard_step_are_refused(tmp_path: Path) -> None:
