@@ -31,7 +31,7 @@ __all__ = ["Unsaved", "changed_parts", "parts_of", "unsaved_state"]
 _INTERNAL = frozenset(vars(nn.Module()))
 
 _MOST = 10_000
-"""Values that are compared: of a larger list or set its length, of a larger array a sample, of a larger tensor its version."""
+"""Values that are compared: of a larger list or set its length, of a larger array or tensor a sample."""
 
 
 class Unsaved:
@@ -127,9 +127,12 @@ def _content(value: Any, own: set[int], users: Collection[str], most: int) -> ob
     if isinstance(value, Tensor):
         if value.requires_grad:
             return None
-        if value.numel() > _MOST or value.layout is not torch.strided:
+        if value.layout is not torch.strided:
             return id(value), value._version
-        return bytes_digest(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        version = (id(value), value._version) if value.numel() > _MOST else ()
+        while value.numel() > _MOST:  # a view, also of an expanded tensor
+            value = value.transpose(0, max(range(value.ndim), key=value.shape.__getitem__))[::2]
+        return version, bytes_digest(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     if isinstance(value, nn.Module):
         return [
             _copied(tensor, own, users) for tensor in value.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)
