@@ -264,7 +264,7 @@ def test_function_begins_with_named_file_folder_or_run(tmp_path: Path) -> None:
     assert run_alone(starting_from(tmp_path, "run:one", "runs/three")).returned == ([42, 43],)
     train_alone(make_job(tmp_path, run="runs/recipe", max_steps=1))
     of_recipe = starting_from(tmp_path, "run:recipe", "runs/four")
-    assert [*of_recipe.run_storage.tree("start_from")] == ["start_from/model.safetensors"]
+    assert [*of_recipe.run_storage.tree("start_from")] == ["start_from/folder/model.safetensors"]
     digests = [find_start(name, tmp_path, Storage(str(tmp_path)), whole=True).digest for name in ("base", "count", "run:one")]
     (tmp_path / "base" / "count").write_text("41")
     assert len({*digests, find_start("base", tmp_path, Storage(str(tmp_path)), whole=True).digest}) == 4

@@ -10,10 +10,10 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from penstock.digest import file_digest
-from penstock.errors import SpecError
+from penstock.errors import CheckpointError, SpecError
 from penstock.storage import Storage
-from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest
-from penstock.training.checkpoint.manifest import MODEL
+from penstock.training.checkpoint.folder import FOLDER, fetch_folder, files_in, folder_digest, kept_name
+from penstock.training.checkpoint.manifest import MODEL, Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import CheckpointSpec
 
@@ -49,7 +49,7 @@ class StartWeights:
         with tempfile.TemporaryDirectory(prefix="penstock-start-") as folder:
             self.fetch(Path(folder))
             for name, path in files_in(Path(folder)).items():
-                run_storage.child(START).put_file(path, name)
+                run_storage.child(START).put_file(path, kept_name(name, ()))  # as fetch_folder wants them
 
 
 def refuse_other_framework(name: str, theirs: str, own: str) -> None:
@@ -94,8 +94,8 @@ def find_start(
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
                 "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
-        fetch = partial(fetch_folder, chosen.storage, files) if whole else None
-        return StartWeights(name, lambda: chosen.manifest.weights_digest, partial(chosen.storage.read_bytes, file), fetch)
+        fetch = (lambda into: fetch_folder(_sound(chosen, *files), files, into)) if whole else None
+        return StartWeights(name, lambda: chosen.manifest.weights_digest, lambda: _sound(chosen, file).read_bytes(file), fetch)
     place, suffixes = base_dir / name, (".safetensors", ".pt", ".pth") if file == MODEL else (Path(file).suffix,)
     if whole and place.exists():
         return StartWeights(name, partial(_digest, place), place.read_bytes, partial(_copy, place))
@@ -105,6 +105,16 @@ def find_start(
             next_step=f"name a file ({', '.join(suffixes)}), run:<run>, or a registered model as models:/NAME@ALIAS",
         )
     return StartWeights(name, partial(file_digest, place), place.read_bytes)
+
+
+def _sound(checkpoint: Checkpoint, *files: str) -> Storage:
+    """Return the storage of a checkpoint. Raises CheckpointError if one of these files is not as it was written."""
+    for file in files:
+        with checkpoint.storage.open(file) as stream:
+            if file_digest(stream) != checkpoint.manifest.files[file].digest:
+                problem = f"train.start_from: the content of {checkpoint.storage.uri(file)} does not match the manifest's hash"
+                raise CheckpointError(problem, next_step="restore it from a backup, or begin with another run or file")
+    return checkpoint.storage
 
 
 def _digest(place: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from penstock.errors import CheckpointError, SpecError, TrainingError
 from penstock.storage import Storage
+from penstock.training.checkpoint.folder import fetch_folder
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.matching import start_weights
 from penstock.training.checkpoint.start_from import START, find_start
@@ -63,6 +64,26 @@ def test_folder_of_best_checkpoint_has_its_own_files(tmp_path: Path) -> None:
     assert fetch is not None
     fetch(tmp_path / "into")
     assert {path.name: path.read_text() for path in (tmp_path / "into").iterdir()} == {"model-1.pt": "weights 1"}
+
+
+def test_folder_in_a_folder_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "begin/folder").mkdir(parents=True)
+    (tmp_path / "begin/w.pt").write_text("outer")
+    (tmp_path / "begin/folder/w.pt").write_text("inner")
+    find_start("begin", tmp_path, Storage(str(tmp_path)), whole=True).store(there := Storage(str(tmp_path / "run")))
+    fetch_folder(there.child(START), there.child(START).tree(), into := tmp_path / "into")
+    assert [(into / name).read_text() for name in ("w.pt", "folder/w.pt")] == ["outer", "inner"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_damaged_weights_of_a_run_are_refused(tmp_path: Path, whole: bool) -> None:
+    train_alone(job := make_job(tmp_path, run="runs/base", max_steps=1))
+    path = CheckpointStore(job.run_storage).committed()[0].storage.local_path("model.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    start = find_start("run:base", tmp_path, Storage(str(tmp_path)), whole=whole)
+    with pytest.raises(CheckpointError, match=r"the content of .*model\.safetensors does not match the manifest's hash"):
+        start.store(Storage(str(tmp_path / "new")))
 
 
 def test_run_of_another_framework_names_both(tmp_path: Path) -> None:
