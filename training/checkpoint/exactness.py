@@ -133,8 +133,8 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
 
 def with_reason(exactness: str, reason: str) -> str:
     """Add a reason why bits may differ to `exactness`."""
-    reasons = [] if exactness == BIT_EXACT else exactness.removeprefix(_SAME_ORDER).split(", ")
-    return exactness if reason in reasons else _SAME_ORDER + ", ".join([*reasons, reason])
+    reasons = [] if exactness == BIT_EXACT else [exactness.removeprefix(_SAME_ORDER)]  # which may have commas
+    return exactness if f", {reason}, " in f", {', '.join(reasons)}, " else _SAME_ORDER + ", ".join([*reasons, reason])
 
 
 @contextmanager

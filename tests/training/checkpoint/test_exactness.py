@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.training.checkpoint import exactness
-from penstock.training.checkpoint.exactness import environment_of, environment_of_all, judge
+from penstock.training.checkpoint.exactness import environment_of, environment_of_all, judge, with_reason
 from penstock.training.checkpoint.manifest import CheckpointFacts
 
 OWN = environment_of(torch.device("cpu"))
@@ -34,6 +34,12 @@ def on(host: str, *ranks: dict[str, str]) -> list[dict[str, str]]:
 )
 def test_other_hardware_of_any_rank_is_reported(then: list[dict[str, str]], now: list[dict[str, str]], said: str) -> None:
     assert judged(then, now) == said
+
+
+def test_reason_with_a_comma_is_added_once() -> None:
+    said = with_reason(with_reason("bit-exact", "train.params (lr, momentum)"), "workers 1 -> 2")
+    assert with_reason(said, "train.params (lr, momentum)") == with_reason(said, "workers 1 -> 2") == said
+    assert said == "same-order: train.params (lr, momentum), workers 1 -> 2"
 
 
 def test_cpu_model_counts_and_machine_name_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
