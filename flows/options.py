@@ -9,7 +9,6 @@ import typer
 
 __all__ = ["HERE", "File", "FileOption", "Json", "Set"]
 
-
 File = Annotated[
     Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
 ]

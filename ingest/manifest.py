@@ -63,7 +63,6 @@ _COLUMNS = pa.schema(
     ]
 )
 
-
 STREAMS = "streams"
 """In a manifest's `extra`: the units of each split, each as first file, end of files, first row and end of the piece (or 0, 0),
 rows and bytes. Files are counted in the order of units."""

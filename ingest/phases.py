@@ -12,7 +12,6 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 __all__ = ["PHASES", "Clock", "FetchCount", "Phase", "count_fetched", "fetched_so_far", "phase", "run_clock", "timed"]
 
-
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
 """`fetch`: get shards from a remote store or another node; `read`: open and parse files and shards; `decode`: decode images;
 `transform`: run transforms; `gather`: copy rows into a batch; `augment`: run the recipe's augmentation; `copy`: copy the batch

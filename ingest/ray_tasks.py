@@ -31,7 +31,6 @@ __all__ = [
     "refuse_nowhere",
 ]
 
-
 Item = TypeVar("Item")
 
 Result = TypeVar("Result")

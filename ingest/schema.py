@@ -8,7 +8,6 @@ from penstock.config import Section
 
 __all__ = ["METRICS_OF", "SPLITS", "ColumnInfo", "FeedSchema"]
 
-
 Split = str
 """`train`, `validation`, `test`, or a further dataset of `data.datasets`."""
 

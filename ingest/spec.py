@@ -36,7 +36,6 @@ __all__ = [
     "check_split_rules",
 ]
 
-
 PATH = "path"
 """In `by`: the file's path, unless a column has that name."""
 

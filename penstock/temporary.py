@@ -18,7 +18,6 @@ from typing import IO
 
 __all__ = ["own_folder", "remove_unowned", "user_folder"]
 
-
 _LOCK = ".owner.lock"
 
 

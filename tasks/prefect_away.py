@@ -11,7 +11,6 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 
 __all__ = ["AWAY", "prefect_answers"]
 
-
 AWAY = (PrefectException, httpx.HTTPError, OSError, RuntimeError, ValueError)
 """What Prefect's client raises of a server that is away or refuses; RuntimeError where it first asks for the server's version,
 ValueError where a proxy's page answers instead."""

@@ -40,10 +40,8 @@ from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
 __all__ = ["MATERIALIZE", "PREPROCESS", "READ", "feed_opener", "preparation_of"]
 
-
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names of an index in files that pandas has written: in CSV, in CSV that it read and wrote again, in Parquet."""
-
 
 _MOST_CLASSES = 20
 """A label of more whole floats is a quantity, such as an age."""

@@ -56,7 +56,6 @@ __all__ = [
     "trusted_checkpoint",
 ]
 
-
 _TEXTS = (".json", ".txt", ".yaml", ".yml")
 """Files of a folder of a checkpoint that may hold secrets, such as an address."""
 

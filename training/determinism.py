@@ -16,7 +16,6 @@ import torch
 
 __all__ = ["any_algorithm", "in_deterministic_mode", "make_deterministic"]
 
-
 P = ParamSpec("P")
 
 T = TypeVar("T")

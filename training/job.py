@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "CallbackCode", "FeedOpener", "TrainJob", "TrainOutcome"]
 
-
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable; called in the workers at every start."""
 

@@ -35,9 +35,7 @@ __all__ = [
     "read_spec",
 ]
 
-
 ClassScores = Literal["logits", "probabilities"]
-
 
 SUM_TOLERANCE = 0.02
 """Tolerance of the sum of probabilities: bfloat16 has three digits."""

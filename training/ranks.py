@@ -17,7 +17,6 @@ from torch import Tensor
 
 __all__ = ["POLL_S", "Group", "LostPeerError", "is_lost_peer"]
 
-
 T = TypeVar("T")
 
 POLL_S = (0.001, 0.2)

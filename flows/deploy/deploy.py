@@ -35,7 +35,6 @@ from penstock.flows.spec_file import LoadedSpec, load_spec
 
 __all__ = ["ENTRYPOINT", "Plan", "deploy_pipeline"]
 
-
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
 """A module path: workers have penstock installed, so no code is fetched."""
 

@@ -27,7 +27,6 @@ from penstock.flows.run.flow_runs import NOTABLE
 
 __all__ = ["NOBODY", "Notify", "forget_messages", "put_messages"]
 
-
 NOBODY = "none"
 """The value of `--notify` that deletes the messages."""
 

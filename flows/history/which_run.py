@@ -13,7 +13,6 @@ from penstock.tasks.records.ledger import Ledger, Run
 
 __all__ = ["RunNames"]
 
-
 _BY_ORDER = ("last", "previous", "best")
 
 _PART = 4

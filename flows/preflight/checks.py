@@ -51,7 +51,6 @@ __all__ = [
     "machine_cpus",
 ]
 
-
 PREPARED_TO_SOURCE = 3.0
 """Prepared rows may take this many times the bytes of the sources: text and compressed files grow."""
 

@@ -19,7 +19,6 @@ from penstock.training.tracking.tracker import RunStatus
 
 __all__ = ["TRACKED_STATUS", "close_attempts", "repair_run"]
 
-
 _log = logging.getLogger("penstock.tracking")
 
 TRACKED_STATUS: dict[Status, RunStatus] = {

@@ -19,7 +19,6 @@ from penstock.tasks.context import StageOutcome
 
 __all__ = ["ConsoleReporter"]
 
-
 _MARK = {"reused": "=", "ran": "+", "resumed": ">", "begun": ">"}
 
 _FACTS_SHOWN = {"evaluate": 6}

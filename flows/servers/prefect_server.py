@@ -33,7 +33,6 @@ from penstock.machine.process import collect_rarely
 
 __all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
 
-
 LINGER_ENV = "PENSTOCK_SERVER_LINGER_S"
 
 _CHECK_EVERY_S = 0.25

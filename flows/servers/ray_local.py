@@ -41,7 +41,6 @@ from penstock.temporary import own_folder, remove_unowned
 
 __all__ = ["RayCluster", "join_ray", "local_ray", "programs_ray"]
 
-
 _LONGEST_ROOT = 40
 """Bytes of the temporary folder's path: Ray appends up to 66 for its sockets."""
 

@@ -29,7 +29,6 @@ from penstock.redact import redact_text
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-
 __all__ = [
     "PrefectService",
     "check_mlflow_answers",
@@ -38,7 +37,6 @@ __all__ = [
     "prepare_environment",
     "ray_cluster",
 ]
-
 
 _QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # penstock reports by itself; the server's page has the records

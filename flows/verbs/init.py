@@ -15,7 +15,6 @@ from penstock.flows.spec_file import schema_json
 
 __all__ = ["TEMPLATES", "create_project"]
 
-
 TEXT_TRAIN_CHARS = 800_000
 
 TEXT_TEST_CHARS = 60_000

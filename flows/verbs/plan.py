@@ -54,7 +54,6 @@ __all__ = [
     "show_plan",
 ]
 
-
 OVERLAPS = "training begins with the first units, while the others are prepared (materialize.overlap)"
 
 

@@ -27,7 +27,6 @@ from penstock.training.tracking.mlflow_store import TRAINING_VIEW, database_of, 
 
 __all__ = ["serve_ui"]
 
-
 _DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")
 """Tracking URIs of stores without a page of their own."""
 

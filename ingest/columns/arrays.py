@@ -32,7 +32,6 @@ __all__ = [
     "tensor_array",
 ]
 
-
 PROVENANCE_COLUMNS = ("_file", "_row")
 """int32 index into the unit's files, int64 row number in that file."""
 

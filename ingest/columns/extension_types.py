@@ -13,7 +13,6 @@ import pyarrow as pa
 
 __all__ = ["DTYPES", "ImageType", "RaggedType", "Variable", "as_numbers", "variable_array", "variable_view"]
 
-
 DTYPES = {
     pa.int8(): "int8",
     pa.int16(): "int16",

@@ -29,7 +29,6 @@ __all__ = [
     "upright",
 ]
 
-
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 """By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
 

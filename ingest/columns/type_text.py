@@ -16,7 +16,6 @@ from penstock.messages import shorten
 
 __all__ = ["has_type_text", "parse_type", "type_text", "value_text"]
 
-
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 

@@ -22,7 +22,6 @@ from penstock.ingest.shuffle.row_generator import RowGenerator
 
 __all__ = ["Augment", "Batch", "FeedShare", "LastBatch", "ShareArguments", "own_positions", "share"]
 
-
 LastBatch = Literal["keep", "drop", "fill"]
 """`keep` makes the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
 

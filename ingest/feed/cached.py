@@ -32,7 +32,6 @@ from penstock.storage import Storage
 
 __all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_cached_feed", "select_columns", "shards_in"]
 
-
 GROUP_BYTES = 4 << 20
 """About the size of a group. Passing an item between threads costs more than gathering a small batch, and a group should still
 be in the processor's cache when it is used."""

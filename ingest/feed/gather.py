@@ -29,7 +29,6 @@ from penstock.ingest.shuffle.lanes import PartOf
 
 __all__ = ["RowGather", "fixed_bytes"]
 
-
 LONG_ROW = 1024
 """Bytes. On an AMD EPYC (Zen 4), touching rows before they are copied takes 0.77 of the time for 3 KiB, 1.1 for 512 bytes."""
 

@@ -35,7 +35,6 @@ __all__ = [
     "take_lists",
 ]
 
-
 Ids = NDArray[np.int64]
 
 

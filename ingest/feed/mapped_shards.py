@@ -33,7 +33,6 @@ from penstock.storage import Storage
 
 __all__ = ["FETCH_THREADS", "ShardBlocks", "ShardPlaces", "most_of_a_rank", "shard_rows"]
 
-
 FETCH_THREADS = 8
 """Shards fetched at once: one connection to a store is slow, many are not."""
 

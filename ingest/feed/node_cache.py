@@ -34,7 +34,6 @@ from penstock.storage import NO_ROOM, Storage
 
 __all__ = ["LocalShard", "NodeCache", "allow_open_files", "hold_shard"]
 
-
 FETCH_TRIES = 3
 """Downloads of a shard before it counts as damaged in the store."""
 

@@ -19,7 +19,6 @@ from penstock.ingest.columns.extension_types import Variable
 
 __all__ = ["free_memory", "read_ahead", "read_randomly"]
 
-
 _PAGE = mmap.PAGESIZE
 
 _libc = ctypes.CDLL(None)

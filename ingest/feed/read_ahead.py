@@ -18,7 +18,6 @@ from typing import TypeVar
 
 __all__ = ["ahead"]
 
-
 T = TypeVar("T")
 
 LOST_S = 0.01

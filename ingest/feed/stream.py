@@ -40,7 +40,6 @@ from penstock.ingest.splitmix import hash_words
 
 __all__ = ["MemoryFeed", "OpenTables", "StreamFeed"]
 
-
 UNSHUFFLED_BATCHES = 4
 """Most batches gathered at once from an unshuffled stream: each waits for all of them, and rows may be slow."""
 

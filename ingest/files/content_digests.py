@@ -19,13 +19,11 @@ from penstock.machine.cache_dir import cache_folder
 
 __all__ = ["DIGESTED_BYTES", "content_digests", "remember_digests"]
 
-
 DIGESTED_BYTES = 8 << 30
 """The files of a location of more than this in all are known by size and time: reading them would take too long."""
 
 _SETTLED_S = 2.0
 """A file that was written just now may be written again within one tick of its clock; its digest is not remembered."""
-
 
 _ASKED = 500
 """Digests that are looked up by one query."""

@@ -52,7 +52,6 @@ __all__ = [
     "values_in_folders",
 ]
 
-
 _OTHERS_FOLDERS = {
     "_penstock",
     "_unscored",
@@ -120,7 +119,6 @@ _MARKERS = re.compile("|".join(map(fnmatch.translate, _MARKER_PATTERNS)))
 
 _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
-
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 

@@ -38,7 +38,6 @@ __all__ = [
     "read_problem",
 ]
 
-
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 STORE_REQUESTS = 16

@@ -14,7 +14,6 @@ from penstock.ingest.schema import SPLITS
 
 __all__ = ["CAP", "plan_units"]
 
-
 CAP = 4
 """No unit of several files exceeds this many times `unit_bytes`."""
 

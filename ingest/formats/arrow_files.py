@@ -22,7 +22,6 @@ from penstock.storage import Storage
 
 __all__ = ["keep_object", "write_rows"]
 
-
 PART_BYTES = 32 << 20
 """About what a file holds: what is in memory at once, and what one worker prepares."""
 

@@ -17,7 +17,6 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["ImageReader", "ImagesFormat"]
 
-
 _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
 

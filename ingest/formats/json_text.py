@@ -23,7 +23,6 @@ from penstock.messages import shorten
 
 __all__ = ["Block", "file_blocks", "has_long_integer", "is_array", "line_blocks", "read_head", "unique_keys"]
 
-
 _BLOCK_BYTES = 4 << 20
 
 _BLOCK_ROWS, _WIDE_BYTES = 256, 64 << 20

@@ -22,7 +22,6 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["ParquetFormat", "ParquetReader"]
 
-
 _BATCH_BYTES = 64 << 20
 """Of all columns, decoded at a time."""
 

@@ -32,7 +32,6 @@ __all__ = [
     "rows_between",
 ]
 
-
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"PAR1", "a Parquet file"),
     (b"ARROW1", "an Arrow file"),
@@ -50,7 +49,6 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"<html", "an HTML page (a failed download?)"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself (run git lfs pull)"),
 )
-
 
 CUT_BYTES = 64 << 20
 

@@ -10,7 +10,6 @@ from penstock.plugins import Plugins
 
 __all__ = ["FORMATS", "format_named", "format_of", "format_origin", "format_versions", "reader_of"]
 
-
 _CONTAINERS = "penstock.ingest.formats.containers"
 
 _SOURCES = "penstock.ingest.formats.sources"

@@ -19,7 +19,6 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["TextFormat", "TextOptions", "TextReader"]
 
-
 _BLOCK_BYTES = 4 << 20
 
 

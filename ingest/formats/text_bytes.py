@@ -8,7 +8,6 @@ from penstock.ingest.files.opening import read_characters
 
 __all__ = ["bad_utf8", "decode_block", "misread"]
 
-
 _BLOCK_BYTES = 4 << 20
 
 

@@ -24,7 +24,6 @@ from penstock.ingest.schema import ColumnInfo
 
 __all__ = ["ShardBuffer", "ShardReader", "open_shard", "rows_of_shards", "with_provenance", "write_shard"]
 
-
 PIECE_BYTES = 1 << 20
 
 _PROVENANCE_BYTES = 12

@@ -41,7 +41,6 @@ from penstock.storage import Storage
 
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "begin_unit", "committed", "hashes_path", "unit_key"]
 
-
 FORMAT = 3
 """Increased when the same inputs would give other shards."""
 

@@ -34,7 +34,6 @@ from penstock.storage import Storage
 
 __all__ = ["MemoryDataset", "RowSource"]
 
-
 Item = TypeVar("Item")
 
 Result = TypeVar("Result")

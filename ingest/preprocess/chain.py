@@ -42,7 +42,6 @@ __all__ = [
     "split_rows",
 ]
 
-
 BATCH_ROWS = 4096
 """Most rows that a map_batches function is given."""
 

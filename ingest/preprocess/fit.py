@@ -38,10 +38,8 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["fit_preprocess", "needs_fit"]
 
-
 FIT_UNIT_BYTES = 16 << 20
 """Source bytes read by one task. Not part of a key, but sums round by it, so it must not depend on the cluster."""
-
 
 _FEW_IMAGES = 16
 """Images decoded to find the type of the decoded column."""

@@ -9,7 +9,6 @@ from penstock.config import Section
 
 __all__ = ["Category", "ColumnFacts", "ColumnState", "Question"]
 
-
 Category = str | bool | int | float
 
 

@@ -15,7 +15,6 @@ from penstock.messages import in_yaml
 
 __all__ = ["NAMED_ROWS", "NEVER_DROPPED", "Origin", "Reason", "RowProblem", "SetAside", "joined", "raise_for", "unequal_lists"]
 
-
 Reason = Literal["null", "empty", "not finite", "unknown category", "label out of range", "broken image"]
 
 NAMED_ROWS = 4

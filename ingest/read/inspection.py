@@ -48,14 +48,11 @@ _THREAD_FILES = 32
 
 _QUEUED = 4096
 
-
 Piece = tuple[int, int]
 """The first row, and the end."""
 
-
 _Task = tuple[tuple[int, SourceFile], ...]
 """Some files, each with its number, that are inspected together."""
-
 
 _Found = tuple[_Task, list[FileFacts | PenstockError]]
 

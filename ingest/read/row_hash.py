@@ -21,7 +21,6 @@ from penstock.ingest.splitmix import GOLDEN, mix_words
 
 __all__ = ["hash_columns", "unit_interval"]
 
-
 Hashes = np.ndarray
 """uint64 [rows]; 0 stands for null."""
 

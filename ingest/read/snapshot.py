@@ -34,7 +34,6 @@ from penstock.progress import Progress
 
 __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "opens_files", "read_source"]
 
-
 _GROUP_BYTES = 64 << 20
 
 _TASK_FILES = 8

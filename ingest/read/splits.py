@@ -22,7 +22,6 @@ from penstock.messages import in_yaml
 
 __all__ = ["Deal", "class_hashes", "deals", "hash_positions", "row_hashes", "split_codes"]
 
-
 _TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "validation", "test"))
 
 

@@ -28,7 +28,6 @@ from penstock.ingest.spec import DataSpec, SplitRule
 
 __all__ = ["with_strata"]
 
-
 _MAX_CLASSES = 10_000
 
 _BATCH_ROWS = 65536

@@ -26,7 +26,6 @@ from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["PARTS_MOST", "LaneRows", "PartOf", "lanes_of"]
 
-
 Ids = NDArray[np.int64]
 
 PARTS_MOST = 1 << 20

@@ -22,7 +22,6 @@ from penstock.ingest.splitmix import hash_words
 
 __all__ = ["Pools", "find_column"]
 
-
 Ids = NDArray[np.int64]
 
 _POOL = 4  # purpose of the permutation, part of its key; ingest/shuffle/order.py has the others

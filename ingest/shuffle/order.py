@@ -31,7 +31,6 @@ from penstock.messages import counted
 
 __all__ = ["GROUPS_PER_WINDOW", "Order", "ShardRows", "make_order"]
 
-
 Ids = NDArray[np.int64]
 
 GROUPS_PER_WINDOW = 32

@@ -23,7 +23,6 @@ from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["ROUNDS", "SMALL", "Half", "Permutation", "table"]
 
-
 Ids = NDArray[np.int64]
 
 Half = NDArray[np.uint32]

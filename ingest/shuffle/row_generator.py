@@ -20,7 +20,6 @@ from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["RowGenerator"]
 
-
 _AUGMENT = 4  # purpose of the numbers, part of their key; the keys of permutations have more words
 
 _CHUNK = 1 << 14

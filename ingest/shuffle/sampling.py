@@ -31,9 +31,7 @@ from penstock.messages import counted
 
 __all__ = ["MAX_ROWS", "Draws", "Mixture", "check_column", "make_draws", "mixed_draws"]
 
-
 Ids = NDArray[np.int64]
-
 
 MAX_ROWS = 1 << 30
 """Limit for the split and an epoch: the arithmetic has 64 bits, and draws by weights keep 40 bytes per row."""

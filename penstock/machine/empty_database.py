@@ -14,7 +14,6 @@ from penstock.machine.cache_dir import cache_root
 
 __all__ = ["copy_database", "databases_folder", "keep_database"]
 
-
 _NO_COPY = (OSError, sqlite3.DatabaseError)
 """The copy is missing or damaged, or the folder cannot be written: then the database is made anew."""
 

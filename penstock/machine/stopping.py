@@ -16,7 +16,6 @@ from penstock.errors import Interrupted, LeaseHeldError
 
 __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
-
 _LOGGING = logging.getLogger.__code__.co_filename
 
 _IMPORT_LOOKS_S = 0.05

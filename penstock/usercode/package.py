@@ -26,7 +26,6 @@ from penstock.usercode.source import read_source_text
 
 __all__ = ["BINARY", "CAPTURED", "Package", "file_content"]
 
-
 BINARY = "base64:"
 """Prefix of a captured data file's content; Python files are kept as text."""
 

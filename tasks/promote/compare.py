@@ -23,7 +23,6 @@ from penstock.training.registry.loaded_model import LoadedModel
 
 __all__ = ["ModelsCompared", "Scorer", "compare_models"]
 
-
 MOST_SCORES = 40_000_000
 """Numbers of each model, 160 MB, with which no further table is read. A row has one, or one for each class."""
 

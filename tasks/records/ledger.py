@@ -56,7 +56,6 @@ __all__ = [
     "utc_now",
 ]
 
-
 _ATTEMPT = re.compile(r"(\d+)\.json")
 
 Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"]

@@ -32,7 +32,6 @@ __all__ = [
     "with_reason",
 ]
 
-
 BIT_EXACT = "bit-exact"
 
 _SAME_ORDER = "same-order: "

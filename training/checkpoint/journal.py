@@ -21,7 +21,6 @@ from penstock.training.events import Point
 
 __all__ = ["read_journal", "seal_points", "truncate_journal"]
 
-
 _log = logging.getLogger("penstock.tracking")
 
 _FOLDER = "journal"

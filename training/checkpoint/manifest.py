@@ -15,7 +15,6 @@ from penstock.training.state import TrainState
 
 __all__ = ["MANIFEST", "MODEL", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
 
-
 VERSION: Literal[6] = 6
 
 MANIFEST = "manifest.json"

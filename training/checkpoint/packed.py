@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-
 _PLACE = "\0tensor"
 """In the tree, `{_PLACE: name}` replaces a tensor."""
 

@@ -39,7 +39,6 @@ __all__ = [
     "with_extra",
 ]
 
-
 TRAINING = "training.safetensors"
 """Optimizer, scheduler, gradient scaler, every rank's random generators."""
 

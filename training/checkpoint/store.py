@@ -38,7 +38,6 @@ from penstock.training.spec import BestSpec, CheckpointSpec
 
 __all__ = ["CheckpointStore", "Placed", "SavedBytes", "SavedFile", "Snapshot"]
 
-
 FOLDER = "checkpoints"
 
 _OWN_FILES = {MANIFEST, "model.json"}

@@ -14,7 +14,6 @@ from torch import Tensor
 
 __all__ = ["Needs", "defined_classes", "metric_library", "r2_metric"]
 
-
 Needs = Literal["a row", "both"]
 """Rows that define a metric of a class: one of the class, or also one of another class."""
 

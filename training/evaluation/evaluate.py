@@ -32,7 +32,6 @@ __all__ = ["Answers", "EvaluationResult", "Slice", "answers_of", "evaluate"]
 MAX_ROWS = 1_000_000
 """Rows of a split whose answers are recorded: the first ones in stored order, 20 bytes each."""
 
-
 Answers = dict[str, NDArray[Any]]
 """A model's answers on rows: `id` is a row's number in its split; `predicted` the class of the highest score, or the value;
 `target`; `loss` is -log of the true class's probability, or the distance from the true value; `confidence` the probability

@@ -29,7 +29,6 @@ from penstock.training.spec import BestSpec
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-
 __all__ = [
     "CLASSIFICATION",
     "REGRESSION",
@@ -40,7 +39,6 @@ __all__ = [
     "prepare_target",
     "validation_metrics",
 ]
-
 
 LabelKind = Literal["classification", "multilabel", "regression", "none"]
 

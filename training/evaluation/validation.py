@@ -21,7 +21,6 @@ from penstock.training.step.learner import Learner
 
 __all__ = ["measured", "run_over", "validate"]
 
-
 BatchObserver = Callable[[Batch, Tensor], None]
 """Called per batch with (batch, predictions)."""
 

@@ -16,7 +16,6 @@ from penstock.ingest.schema import FeedSchema
 
 __all__ = ["draw_figures", "export", "figure_png"]
 
-
 Columns = Mapping[str, NDArray[Any]]
 """See `Answers` of training/evaluation/evaluate.py."""
 

@@ -20,7 +20,6 @@ from penstock.training.events import Event, Printed, ShardsFetched, TrainProgres
 
 __all__ = ["EventSender", "MailboxClient", "sending_prints_and_fetches"]
 
-
 PUT_INTERVAL_S = 0.5
 """Time between two deliveries of rank 0, each of which returns whether to stop."""
 

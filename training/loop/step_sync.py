@@ -19,7 +19,6 @@ from penstock.training.ranks import Group
 
 __all__ = ["Decision", "Exchange"]
 
-
 INTERVAL_S = 0.25
 """Wanted time between exchanges: a stop is obeyed and a chart moves within it."""
 

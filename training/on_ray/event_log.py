@@ -27,9 +27,7 @@ from penstock.training.on_ray.worker import RankResult
 
 __all__ = ["EventLog"]
 
-
 _log = logging.getLogger("penstock.train")
-
 
 _LOGS = "python-core-worker-"
 """Log files that a line of Ray names; they vanish with an embedded cluster, and are on the worker's node otherwise."""

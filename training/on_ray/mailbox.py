@@ -21,7 +21,6 @@ from penstock.training.events import Event, Failure, WorkersLost, WorkersStartin
 
 __all__ = ["Mailbox", "MailboxHandle", "RayMailboxClient", "open_mailbox"]
 
-
 UNREACHABLE_WAIT_S = 0.5
 """Time between two tries to reach a mailbox whose node does not answer."""
 

@@ -22,7 +22,6 @@ from penstock.training.spec import TrainSpec
 
 __all__ = ["on_one_worker", "worker_needs"]
 
-
 T = TypeVar("T")
 
 POLL_S = 0.3

@@ -23,7 +23,6 @@ from penstock.training.on_ray.worker import write_storage_probe
 
 __all__ = ["TrainOutcome", "train"]
 
-
 _log = logging.getLogger("penstock.train")
 
 POLL_S = 0.5

@@ -35,7 +35,6 @@ from penstock.training.registry.loaded_model import LoadedModel
 
 __all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "packed_model"]
 
-
 FORMAT = 2
 """Raised by one when the same inputs would give other parts."""
 

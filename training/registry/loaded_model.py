@@ -29,7 +29,6 @@ from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
 __all__ = ["MODEL_FILE", "LoadedModel", "answer_table", "form_of"]
 
-
 MODEL_FILE = "model.json"
 """In a model's folder, beside the framework's files: a `ModelSpec`."""
 

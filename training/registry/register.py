@@ -41,7 +41,6 @@ from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, mo
 
 __all__ = ["register_model"]
 
-
 _ENTRY = """from mlflow.models import set_model
 
 from penstock.training.registry.serving import ServedModel

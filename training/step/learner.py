@@ -36,7 +36,6 @@ from penstock.training.step.unsaved import changed_parts, parts_of, unsaved_stat
 
 __all__ = ["Learner"]
 
-
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

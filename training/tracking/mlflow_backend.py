@@ -31,7 +31,6 @@ from penstock.training.tracking.mlflow_store import artifacts_beside, database_o
 
 __all__ = ["connect", "fit_key", "is_final", "open_client", "patiently"]
 
-
 T = TypeVar("T")
 
 _FINAL_CODES = frozenset(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 __all__ = ["TRAINING_VIEW", "artifacts_beside", "database_of", "mlflow_uri", "relocate_artifacts"]
 
-
 _ADDRESSES = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),

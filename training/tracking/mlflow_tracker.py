@@ -32,7 +32,6 @@ from penstock.training.tracking.tracker import Tracker
 
 __all__ = ["MlflowTracker"]
 
-
 _OPEN_S = 10.0
 """How long a server that was there a moment ago is tried: nothing has been spent yet."""
 

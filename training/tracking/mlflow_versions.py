@@ -16,7 +16,6 @@ from penstock.training.tracking.mlflow_backend import open_client
 
 __all__ = ["KEY_TAG", "find_version", "model_behind", "tags_behind", "version_exists"]
 
-
 KEY_TAG = "penstock.register_key"
 
 _MODEL_ID = re.compile(r"\bm-[0-9a-f]{32}\b")

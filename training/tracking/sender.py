@@ -25,7 +25,6 @@ from penstock.training.events import Point
 
 __all__ = ["OpenRun", "Operation", "Outbox", "Sender"]
 
-
 _log = logging.getLogger("penstock.tracking")
 
 _OUTBOX = "outbox.json"
@@ -38,7 +37,6 @@ _KEPT_POINTS = 10_000
 
 _POINTS_EVERY_S = 1.0
 """Between two requests of points, unless they fill one or something waits for them: a request costs as much as sixty points."""
-
 
 _QUIET_S = 60.0
 """Between two warnings of a failure: one artifact may fail again and again between requests that succeed."""

@@ -34,7 +34,6 @@ from penstock.training.tracking.sender import OpenRun, Operation, Outbox, Sender
 
 __all__ = ["RunStatus", "Tracker"]
 
-
 _log = logging.getLogger("penstock.tracking")
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]

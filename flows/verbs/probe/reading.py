@@ -32,7 +32,6 @@ from penstock.training.state import TrainState
 
 __all__ = ["OTHER", "RankReading", "read_rank", "summarize"]
 
-
 READ_S = 10.0
 """The workers read at most so long beyond their first batch."""
 

@@ -17,7 +17,6 @@ from penstock.ingest.columns.images import DEEP_MODES, upright
 
 __all__ = ["in_8_bits"]
 
-
 _TIFF_PLANES = 284
 """Tag of a TIFF: whether channels are stored pixel by pixel (1) or one after the other (2)."""
 

@@ -21,7 +21,6 @@ from penstock.messages import in_yaml
 
 __all__ = ["Concatenator", "ConcatenatorOptions"]
 
-
 _JOINED_ROWS = 1024
 """Rows whose columns are put side by side at once: they stay in the processor's cache until they are whole."""
 

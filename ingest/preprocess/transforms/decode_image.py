@@ -24,7 +24,6 @@ from penstock.messages import in_yaml
 
 __all__ = ["DecodeImage", "DecodeImageOptions", "decode_images"]
 
-
 Keep = Literal["pixels", "encoded", "sizes"]
 
 

@@ -24,7 +24,6 @@ from penstock.messages import shorten
 
 __all__ = ["EncoderOptions", "LabelEncoder", "LabelEncoderOptions", "OneHot", "OneHotOptions", "Ordinal", "OrdinalOptions"]
 
-
 _MAX_ONE_HOT = 10_000
 """A longer one-hot vector is a mistake: 40 KB a row, where an embedding takes one integer."""
 

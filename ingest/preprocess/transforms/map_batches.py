@@ -43,7 +43,6 @@ __all__ = [
     "wrong_result",
 ]
 
-
 KEEP = "_keep"
 """A boolean column that the function may add: rows where it is false are left out and counted."""
 

@@ -21,7 +21,6 @@ from penstock.ingest.spec import DataSpec
 
 __all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "ScalerOptions", "StandardScaler"]
 
-
 _NOISE = 8 * float(np.finfo(np.float64).eps)
 """A spread of up to this share of the values themselves is rounding, which must not be blown up. ray.data has 1e-8 whatever
 the values are, which takes nanoseconds for constants."""

@@ -24,7 +24,6 @@ from penstock.messages import did_you_mean, in_yaml
 
 __all__ = ["ALL_COLUMNS", "ColumnNames", "Functions", "Names", "Transform"]
 
-
 ALL_COLUMNS = "*"
 """Instead of a list of columns: every column the transform can take, the label left out."""
 

@@ -33,7 +33,6 @@ from penstock.machine.process import boot_id
 
 __all__ = ["ParsedCopy", "forget_parsed", "keep_parsed", "parsed_tables"]
 
-
 FORMAT = 2
 """Raised by one when a reader gives other rows of the same text."""
 

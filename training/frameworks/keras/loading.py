@@ -24,7 +24,6 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 WHOLE = "model.keras"
 """The model with its architecture, as `keras.models.load_model` reads it; registered, too."""
 
-
 _COUNTED = re.compile(r"_\d+(?=_|$)")
 """The number that Keras puts into the name of each layer; it depends on the layers that the process has made before. An
 optimizer's variables contain the names of the layers."""

@@ -25,7 +25,6 @@ registered."""
 
 STEPS, EXTRA = "estimated_stepping_batches", "extra_state"
 
-
 _LOSSES = ("val/loss", "val_loss")
 """Names by which a module may log the loss of its validation."""
 

@@ -27,7 +27,6 @@ from penstock.usercode.capture import UserCode
 
 __all__ = ["refusing_broadcasts", "try_batch", "without_label"]
 
-
 _BROADCASTS = r".*Using a target size .* that is different to the input size"
 
 _LOGS = re.compile(r"\b(penstock|mlflow)\b")
