@@ -24,7 +24,7 @@ _NUMPY, _KEYS = "MT19937", 624
 
 def seed_rng(*parts: int) -> None:
     """Seed python's, numpy's and torch's global generators of this process from a few integers, such as (seed, rank)."""
-    value = _mixed(*parts)
+    value = int(digest_of(list(parts))[:16], 16) >> 1  # neighbouring seeds and ranks must not give neighbouring streams
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.manual_seed(value)
@@ -64,8 +64,3 @@ def keeping_rng(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_rng(state, device)
-
-
-def _mixed(*parts: int) -> int:
-    """63 well-mixed bits of a few integers: neighbouring seeds and ranks must not give neighbouring streams."""
-    return int(digest_of(list(parts))[:16], 16) >> 1

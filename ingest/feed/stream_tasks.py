@@ -214,14 +214,11 @@ class UnitStarter:
     def start(self, unit: int) -> list[Any]:
         """Start to prepare a unit, and return references to the list of its tables, and to the task's end."""
         # A finished end is not waited for: a task that waits for a failed one fails with its error.
-        after = [self._ends[0]] if len(self._ends) == self._ends.maxlen and not _is_finished(self._ends[0]) else []
+        ends = [self._ends[0]] if len(self._ends) == self._ends.maxlen else []
+        after = [end for end in ends if not ray.wait([end], timeout=0)[0]]
         started = ray_task(self._fn, self._tables.units[unit], *after, where=self._tables.where, cpus=STREAM_CPUS)
         self._ends.append(started[1])
         return started
-
-
-def _is_finished(end: Any) -> bool:
-    return bool(ray.wait([end], timeout=0)[0])
 
 
 def _has_failed(end: Any) -> bool:

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from penstock.errors import SpecError
 from penstock.ingest.manifest import DatasetManifest
@@ -125,12 +124,10 @@ def _by_value(warn: Callable[[str], None], name: str, values: pa.ChunkedArray) -
     found = []
     for each in counted[:MAX_VALUES]:
         value = each["values"]
-        if value is None or value != value:
-            rows = pc.is_null(values) if value is None else pc.is_nan(values)
-        else:
-            rows = pc.equal(values, pa.scalar(value, values.type))
+        rows = pc.is_null(values) if value is None else pc.equal(values, pa.scalar(value, values.type))
+        rows = pc.is_nan(values) if value != value else rows  # which does not equal itself
         shown = "null" if value is None else repr(value) if value == "null" else value
-        found.append(Slice(name, f"{name}={shown}", _mask(rows)))
+        found.append(Slice(name, f"{name}={shown}", rows.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)))
     return found
 
 
@@ -147,7 +144,3 @@ def _by_edges(name: str, values: pa.ChunkedArray, edges: Sequence[float]) -> lis
     found = [Slice(name, label, (between == index) & known) for index, label in enumerate(labels)]
     found.append(Slice(name, f"{name}=null", ~known))
     return [each for each in found if each.rows.any()]
-
-
-def _mask(rows: pa.ChunkedArray) -> NDArray[np.bool_]:
-    return np.asarray(rows.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)

@@ -139,7 +139,8 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):
         values = values.to_numpy()  # from a Series Arrow takes five times as long
     if isinstance(kind, pa.FixedShapeTensorType):
-        return pa.ExtensionArray.from_storage(kind, _converted(_flat_rows(values), kind.storage_type))
+        flat = [None if value is None else np.asarray(value).reshape(-1) for value in values]
+        return pa.ExtensionArray.from_storage(kind, _converted(flat, kind.storage_type))
     if isinstance(values, np.ndarray) and values.ndim > 1:
         values = list(values) if values.ndim == 2 else values.tolist()
     first = next((value for value in values if value is not None), None) if _may_be_encoded(kind) else None
@@ -194,10 +195,6 @@ def _bytes_of(value: Any) -> bytes:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"text that is not Base64: {error}") from error
-
-
-def _flat_rows(values: Any) -> list[Any]:
-    return [None if value is None else np.asarray(value).reshape(-1) for value in values]
 
 
 def _type_words(kind: pa.DataType) -> str:

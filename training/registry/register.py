@@ -164,7 +164,9 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         work = Path(folder)
         entry, spec_file = work / _ENTRY_FILE, files[0].parent / MODEL_FILE
         entry.write_text(_ENTRY)
-        spec_file.write_text(_portable(model).model_dump_json(indent=1))
+        # Without the folder that the code came from, which has no meaning on another machine.
+        portable = model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})
+        spec_file.write_text(portable.model_dump_json(indent=1))
         rows = _plain(few_rows(trained.example))
         answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
         _archive_code(ours)
@@ -236,11 +238,6 @@ def _requirements(model: ModelSpec) -> list[str]:
             importlib.metadata.version(name)
             installed.setdefault(name, version)
     return [f"{name}=={version.split('+', 1)[0]}" for name, version in sorted(installed.items())]
-
-
-def _portable(model: ModelSpec) -> ModelSpec:
-    """Leave out the folder that the code came from, which has no meaning on another machine."""
-    return model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})
 
 
 def _signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:

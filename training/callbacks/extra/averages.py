@@ -34,7 +34,8 @@ class MovingAverage:
 
     def start(self, training: Training) -> None:
         """Begin with the weights as they are, or with the average that was saved."""
-        state = {name: value for name, value in training.model.state_dict().items() if _is_averaged(value)}
+        state = training.model.state_dict()
+        state = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.is_floating_point()}
         self._dtypes = {name: value.dtype for name, value in state.items()}
         for name, value in state.items():
             wide = torch.promote_types(value.dtype, torch.float32)
@@ -62,7 +63,3 @@ class MovingAverage:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from them; `load_weights` follows."""
         self._loaded = state
-
-
-def _is_averaged(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
