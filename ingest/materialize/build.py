@@ -114,9 +114,8 @@ def _build_units(
     predicted: DatasetManifest | None = None
     if begin is not None:
         for job in todo:
-            if (
-                not job.again and (record := committed(storage, job.key)) is not None
-            ):  # by another process, since the look above
+            # Of a unit that was not damaged, another process may have committed the record since the look above.
+            if storage.is_local and not job.again and (record := committed(storage, job.key)) is not None:
                 results[job.key] = UnitResult(record=record)
             elif job.again or storage.is_local:  # the record of a damaged unit, which training would believe
                 storage.delete(unit_path(job.key, UNIT_RECORD))

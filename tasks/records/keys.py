@@ -183,6 +183,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     # Slices are of columns that the prepared rows may lack.
     slices = {"source": digest_of([read, source])} if spec.evaluate.slices else {}
     floors = {**slices, "evaluate.slices": spec.evaluate.slices}
+    lanes = {"shuffle.lanes of batch_rows": spec.shuffle.most_lanes(train.lane_batch_rows)}
     images = {f"data.{k}": v for k, v in leaves.items() if k.startswith("images.")}
     return {
         "read": {**read, **source, "version.pyarrow": version_of("pyarrow")},
@@ -205,12 +206,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "version.simplejpeg": version_of("simplejpeg"),
             "version.torch": version_of("torch").split("+")[0],
         },
-        "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)}
-        | (
-            {"shuffle.lanes of batch_rows": spec.shuffle.most_lanes(train.lane_batch_rows)}
-            if spec.shuffle.lanes == "auto"
-            else {}
-        ),
+        "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)} | (lanes if spec.shuffle.lanes == "auto" else {}),
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             **({"start_from": project.start_from.digest} if project.start_from is not None else {}),

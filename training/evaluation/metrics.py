@@ -333,10 +333,10 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         return _checked(output) if predicts == "probabilities" else output
     if output.ndim != 2 or output.shape[1] != classes:
         raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
+    if predicts == "probabilities":
+        return _checked(output)
     # In float32 all logits above 17 would be 1, and the areas under curves take the order of rows from them.
-    return (
-        _checked(output) if predicts == "probabilities" else torch.softmax(output.double() if classes == 2 else output, dim=1)
-    )
+    return torch.softmax(output.double() if classes == 2 else output, dim=1)
 
 
 def _checked(probabilities: Tensor, *, together: bool = True) -> Tensor:
