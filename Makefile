@@ -31,8 +31,9 @@ SIDE_BY_SIDE := 4
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
-# A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
-PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --dist loadfile --no-loadscope-reorder --durations=15
+# A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first. If a process
+# dies, the run ends and names its test: with another process in its place it was seen to wait for ever.
+PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
 TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor|tf-keras)==

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -41,6 +42,14 @@ def ray_cluster() -> Iterator[None]:
     yield
     if started:
         ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def handles_of_ray_are_freed_between_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test was once seen to hang where it began an actor: garbage of the tests before is not collected in a call of Ray."""
+    yield
+    if "ray_cluster" in request.fixturenames:
+        gc.collect()
 
 
 @pytest.fixture
