@@ -25,6 +25,7 @@ class Healthy(BaseHTTPRequestHandler):
 
 def test_check_names_the_server_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, said = load_spec(create_project(tmp_path / "p", "tabular")[0]), list[str]()
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # tests before may have left one to this process
     with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # it refuses connections, and no other program can take its port meanwhile
         nobody = f"127.0.0.1:{unused.getsockname()[1]}"
