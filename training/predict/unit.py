@@ -128,8 +128,8 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         if found.problems:
             rows = np.array(sorted(found.problems), np.int64)
             # The number that a problem begins with is that of the batch.
-            told = [source.told(batch, table, row, found.problems[row]) for row in rows.tolist()]
-            reasons = pa.array([text.removeprefix(f"row {row}: ") for row, text in zip(rows, told, strict=True)], pa.string())
+            shown = [source.as_in_file(batch, table, row, found.problems[row]) for row in rows.tolist()]
+            reasons = pa.array([text.removeprefix(f"row {row}: ") for row, text in zip(rows, shown, strict=True)], pa.string())
             unscored.add(pa.table({"reason": reasons, **_places(batch, rows)}))
     name = part_name(job.key)
     Output(job.storage).begin(job.key)
@@ -210,7 +210,7 @@ class _Source:
                 table = table.set_column(table.schema.get_field_index(name), name, cells)
             yield batch, table
 
-    def told(self, batch: RowBatch, table: pa.Table, row: int, problem: str) -> str:
+    def as_in_file(self, batch: RowBatch, table: pa.Table, row: int, problem: str) -> str:
         """Show the cell of a problem as the file has it."""
         for name in self._text:
             cell, shown = (f"{name!r} holds {shorten(held.column(name)[row].as_py())}," for held in (table, batch.table))

@@ -364,8 +364,8 @@ def test_csv_with_stray_cell_is_read_with_its_decimal_mark(tmp_path: Path) -> No
     (work.input / "a.csv").write_text("x;kind\n17,99;a,b\n1.5;c.d\n-;-\n20,5;NA\nNA;e\n")
     scored = work.run(columns=["x", "kind"])
     assert work.rows()["x"].to_pylist() == [17.99, None, 20.5] and work.rows()["kind"].to_pylist() == ["a,b", None, "NA"]
-    told = [f"column 'x' holds {cell!r}, which does not read as double" for cell in ("1.5", "NA")]
-    assert scored.unscored == 2 and work.rows(side=True)["reason"].to_pylist() == told
+    reasons = [f"column 'x' holds {cell!r}, which does not read as double" for cell in ("1.5", "NA")]
+    assert scored.unscored == 2 and work.rows(side=True)["reason"].to_pylist() == reasons
 
 
 def test_text_is_parsed_once_and_copy_removed(tmp_path: Path, model: Path) -> None:
