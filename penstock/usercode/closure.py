@@ -133,7 +133,9 @@ class Closure:
         makers = [*node.decorator_list]
         if isinstance(node, ast.ClassDef):
             makers += [keyword.value for keyword in node.keywords if keyword.arg in ("metaclass", None)]
-            if _has_effects(node) or any(self._registers_derived(base, module, (*derived, node)) for base in node.bases):
+            plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
+            acts = any(not isinstance(each, plain) and not only_names(each) for each in without_docstring(node.body))
+            if acts or any(self._registers_derived(base, module, (*derived, node)) for base in node.bases):
                 return True
         return any(not self._is_harmless(each, module) for each in makers)
 
@@ -224,9 +226,3 @@ class Closure:
                     self._reach_imported(item, chain[1:])
             elif chain[0] in seen:
                 self._reach(path, chain)
-
-
-def _has_effects(node: ast.ClassDef) -> bool:
-    """Return whether the body of a class does more than to define what the class has."""
-    plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
-    return any(not isinstance(statement, plain) and not only_names(statement) for statement in without_docstring(node.body))

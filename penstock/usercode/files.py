@@ -73,11 +73,8 @@ def named_file(root: Path, text: str, where: str) -> str | None:
         UserCodeError: it is a file of secrets.
     """
     for path in (root / text, (root / where).parent / text, (root / where).parent / text.lstrip("/")):
-        try:
-            if not path.is_file():
-                continue
-        except (OSError, ValueError):  # text that cannot be a path
-            return None
+        if not os.path.isfile(path):  # False, too, for text that cannot be a path
+            continue
         file = path.resolve()
         inside = file.is_relative_to(root.resolve())
         name = file.relative_to(root.resolve()).as_posix() if inside else file.as_posix()
@@ -107,9 +104,8 @@ def shipped_data(root: Path, name: str, target: str) -> bytes | None:
 def _is_secret(path: str) -> bool:
     """Return whether a file of this path usually holds passwords or keys. Python source never counts."""
     *folders, name = PurePath(path.lower()).parts or ("",)
-    if name.endswith(".py"):
-        return False
-    return not _SECRET_FOLDERS.isdisjoint(folders) or any(fnmatchcase(name, pattern) for pattern in _SECRET_NAMES)
+    is_named = not _SECRET_FOLDERS.isdisjoint(folders) or any(fnmatchcase(name, pattern) for pattern in _SECRET_NAMES)
+    return is_named and not name.endswith(".py")
 
 
 def _secret_refused(code: str, file: str) -> UserCodeError:

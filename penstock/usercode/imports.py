@@ -59,7 +59,7 @@ class Layout:
         """
         parts = name.split(".")
         found = self.find(parts)
-        return self.find(parts, _folder(importer)) if found is None and not _installed(parts[0]) else found
+        return self.find(parts, importer.rpartition("/")[0]) if found is None and not _installed(parts[0]) else found
 
 
 def imports_in(statement: ast.AST, importer: str, layout: Layout) -> Iterator[Imported]:
@@ -76,7 +76,7 @@ def _imports_of(node: ast.Import | ast.ImportFrom, importer: str, layout: Layout
         return [_plain_import(alias, importer, layout) for alias in node.names]
     module, folder = node.module or "", importer
     for _ in range(node.level):
-        folder = _folder(folder)
+        folder = folder.rpartition("/")[0]
     path = layout.find(module.split(".") if module else [], folder) if node.level else layout.absolute(module, importer)
     return [_from_import(alias, module, path, layout) for alias in node.names]
 
@@ -147,10 +147,6 @@ class _Rewriter(ast.NodeTransformer):
         if path is not None and getattr(node.func, "id", "") != "__import__":
             node.args[0] = ast.copy_location(ast.Constant(self._private(path)), node.args[0])
         return node
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _installed(top: str) -> bool:

@@ -102,11 +102,10 @@ def only_names(statement: ast.stmt) -> bool:
     """Return whether the statement is a constant, or gives values to nothing but names of its own."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
-    targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
-    stores = [node for target in targets if target is not None for node in ast.walk(target)]
-    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and not any(
-        isinstance(node, (ast.Attribute, ast.Subscript)) for node in stores
-    )
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return not any(isinstance(node, (ast.Attribute, ast.Subscript)) for target in targets for node in ast.walk(target))
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
