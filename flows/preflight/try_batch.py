@@ -31,6 +31,7 @@ from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.preprocess.transforms.map_batches import forget_instances
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.read.splits import split_codes
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
@@ -141,8 +142,11 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     filled = [file for file in snapshot.files if file.location == "train" and file.rows]
     files = _spread(filled, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
-    first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
-    tables = [batch.table for batch in first if batch is not None]
+    tables = []
+    for file in files:
+        if (batch := next(iterate_rows(spec.data, snapshot, [file], share), None)) is not None:
+            split_codes(spec.data, batch.table, batch.files)  # refuses a column that no rule can go by
+            tables.append(batch.table)
     rows = sum(table.num_rows for table in tables)
     if not rows:
         raise DataError(f"{files[0].uri} holds no rows")

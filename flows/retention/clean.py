@@ -37,13 +37,13 @@ def clean_pipeline(
         ResumeError: the record of a run cannot be read.
         ServiceError: the model registry does not answer, so the aliased models are not known.
     """
-    loaded = load_spec(file)
+    given = [f"retention.{n}={value}" for n, value in (("keep_runs", keep_runs), ("keep_days", keep_days)) if value is not None]
+    loaded = load_spec(file, given)
     ledger = Ledger(Storage(loaded.spec.storage))
-    given = {name: value for name, value in (("keep_runs", keep_runs), ("keep_days", keep_days)) if value is not None}
     cleaning = Cleaning(
         ledger=ledger,
         pipeline=loaded.spec.name,
-        retention=RetentionSpec.model_validate((loaded.spec.retention or RetentionSpec()).model_dump() | given),
+        retention=loaded.spec.retention or RetentionSpec(),
         aliased=_aliased_models(ledger, loaded.spec.name, loaded.state_dir),
         by=f"penstock clean on {socket.gethostname()}",
     )

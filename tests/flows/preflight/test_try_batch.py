@@ -374,6 +374,13 @@ def test_missing_sampling_column_is_refused(tmp_path: Path) -> None:
         try_one_batch(loaded.project)
 
 
+def test_split_by_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    file = project(tmp_path).base_dir / "pipeline.yaml"
+    loaded = load_spec(file, ["data.validation={by: label, after: 2026-01-01}"])
+    with pytest.raises(DataError, match="data.validation: after and before are times, and column 'label' is int64"):
+        try_one_batch(loaded.project)
+
+
 def test_transform_error_names_source_file(tmp_path: Path) -> None:
     scale = "import numpy as np\ndef scale(batch):\n    batch['image'] = np.stack(batch['image']) / np.nan\n    return batch\n"
     with pytest.raises(DataError, match="in a sample of 512 rows") as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from penstock.errors import ServiceError
+from penstock.errors import ServiceError, SpecError
 from penstock.flows.retention.clean import clean_pipeline
 from penstock.lease import hold_lease
 from penstock.storage import Storage
@@ -64,6 +64,12 @@ def test_command_options_override_file(file: Path) -> None:
 
 def test_keep_days_of_0_keep_the_newest_run_alone(file: Path) -> None:
     assert cleaned(file, None, 0)[0]["kept"] == [{"run": "r03", "why": "the newest run"}]
+
+
+@pytest.mark.parametrize(("days", "words"), [(float("nan"), "finite number"), (float("inf"), "finite number"), (1e6, "36500")])
+def test_keep_days_must_be_a_number_of_days(file: Path, days: float, words: str) -> None:
+    with pytest.raises(SpecError, match=f"retention.keep_days.*{words}"):
+        cleaned(file, None, days)
 
 
 def test_run_whose_model_has_an_alias_stays(file: Path) -> None:
