@@ -377,7 +377,7 @@ def test_missing_sampling_column_is_refused(tmp_path: Path) -> None:
 def test_split_by_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
     file = project(tmp_path).base_dir / "pipeline.yaml"
     loaded = load_spec(file, ["data.validation={by: label, after: 2026-01-01}"])
-    with pytest.raises(DataError, match="data.validation: after and before are times, and column 'label' is int64"):
+    with pytest.raises(DataError, match=r"data.validation: after and before are times, and column 'label' is int64"):
         try_one_batch(loaded.project)
 
 
