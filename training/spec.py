@@ -306,7 +306,7 @@ class RegisterSpec(Section):
     name: Annotated[str | None, OnResume.FREE] = None
     """Registered model name, instead of the pipeline's name."""
     alias: Annotated[str | None, OnResume.FREE] = "candidate"
-    """Alias set on the new version: letters, digits, `_` and `-`. The version that held it before gets the alias `previous`."""
+    """Alias set on the new version: letters, digits, `_` and `-`. The version that held it before gets `candidate-previous`."""
     promote: PromoteSpec | None = None
     """When the alias moves (docs/promote.md). Without it the newest version gets the alias."""
 
@@ -320,10 +320,10 @@ class RegisterSpec(Section):
     @field_validator("alias")
     @classmethod
     def _is_an_alias(cls, alias: str | None) -> str | None:
-        if alias is not None and not re.fullmatch(r"[\w-]{1,255}", alias):
-            raise ValueError("an alias is letters, digits, _ and -; null sets none")
+        if alias is not None and not re.fullmatch(r"[\w-]{1,246}", alias):
+            raise ValueError("an alias is letters, digits, _ and -, 246 at most; null sets none")
         if alias is not None and re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
             raise ValueError("`latest` and `v1`, `v2`, ... are reserved by MLflow")
-        if alias == "previous":
-            raise ValueError("`previous` is kept for the version that held the alias before")
+        if alias is not None and alias.endswith("-previous"):
+            raise ValueError("`-previous` is kept for the version that held an alias before")
         return alias

@@ -20,7 +20,7 @@ __all__ = ["roll_back", "show_rollback"]
 
 
 def roll_back(file: Path | None, name: str) -> dict[str, Any]:
-    """Swap the alias and `previous`, and return what `penstock rollback --json` prints. A second call undoes it.
+    """Swap the alias and that of the version before, and return what `penstock rollback --json` prints. A second call undoes it.
 
     The version that loses the alias is marked: no later run gives the alias to its weights.
 
@@ -37,7 +37,7 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
     if not isinstance(registry, KeepsAliases):
         raise SpecError(f"the registry {known!r} keeps no aliases that penstock could move")
     uri = registry.default_uri(state_dir)
-    found = sorted(set(registry.aliases(uri, name)) - {PREVIOUS})
+    found = sorted(each for each in registry.aliases(uri, name) if not each.endswith(PREVIOUS))
     if alias is None and len(found) != 1:
         if not found:
             raise SpecError(f"there is no model {name!r} with an alias", next_step="penstock log lists the models of a project")
@@ -60,5 +60,5 @@ def show_rollback(result: dict[str, Any], console: Console) -> None:
     """Print the versions of both aliases."""
     console.print(
         f"{result['name']}@{result['alias']} is version {result['version']} again; version {result['rolled_back']} is now "
-        f"{PREVIOUS!r}, and gets the alias back by the same command only"
+        f"{result['alias'] + PREVIOUS!r}, and gets the alias back by the same command only"
     )

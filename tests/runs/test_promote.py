@@ -48,21 +48,21 @@ def test_an_alias_moves_to_better_models_only_and_a_rollback_lasts(tmp_path: Pat
     assert granted["before"] == pytest.approx(first["metrics"]["test/accuracy"])
     assert granted["reason"] in command.said
     assert client.get_model_version("nightly", "2").tags["penstock.promotion"] == granted["reason"]
-    assert aliases() == {"candidate": "2", "previous": "1"}
+    assert aliases() == {"candidate": "2", "candidate-previous": "1"}
 
     undone = penstock("rollback", "nightly", "--file", str(file))
     assert (undone["version"], undone["rolled_back"]) == ("1", "2")
-    assert aliases() == {"candidate": "1", "previous": "2"}
+    assert aliases() == {"candidate": "1", "candidate-previous": "2"}
     command = Command("run", str(file), "--json")
     again = command.finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert "alias none: candidate is at version 1" in command.said
-    assert aliases() == {"candidate": "1", "previous": "2"}, "nothing new leaves the alias alone"
+    assert aliases() == {"candidate": "1", "candidate-previous": "2"}, "nothing new leaves the alias alone"
     refused = penstock("run", str(file), "--set", "train.epochs=1", "--set", "train.learning_rate=0.000002")["promotion"]
     assert not refused["moved"] and refused["holder"] == "1"
     assert "it is not better" in refused["reason"] or "below register.promote.min_gain" in refused["reason"]
     assert client.get_model_version("nightly", "3").tags["penstock.promotion"] == refused["reason"]
-    assert aliases() == {"candidate": "1", "previous": "2"}, "nothing better leaves the alias alone"
+    assert aliases() == {"candidate": "1", "candidate-previous": "2"}, "nothing better leaves the alias alone"
 
     # The tables of the second run, against the registered model and pandas.
     rows = pd.read_csv(file.parent / "data" / "test.csv")

@@ -73,7 +73,7 @@ class MlflowRegistry:
         if holder == version:
             return
         if holder is not None:
-            _set_alias(client, name, PREVIOUS, holder)
+            _set_alias(client, name, alias + PREVIOUS, holder)
         _set_alias(client, name, alias, version)
 
     def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
@@ -115,16 +115,16 @@ class MlflowRegistry:
         """See `KeepsAliases`. A process killed before the alias moves can do it again."""
         client = open_client(uri)
         held = _aliases(client, name)
-        holder, before = held.get(alias), held.get(PREVIOUS)
+        holder, before = held.get(alias), held.get(alias + PREVIOUS)
         if holder is None or before in (None, holder):
-            if holder is None and held:
-                aliases = ", ".join(sorted(held.keys() - {PREVIOUS}))
-                next_step = f"name one that it has ({aliases}), as in: penstock rollback {name}@ALIAS"
-                raise SpecError(f"model {name!r} has no alias {alias!r}", next_step=next_step)
+            aliases = [each for each in sorted(held) if not each.endswith(PREVIOUS)]
+            if alias not in aliases and aliases:
+                next_step = f"name one that it has ({', '.join(aliases)}), as in: penstock rollback {name}@ALIAS"
+                raise SpecError(f"model {name!r} has no alias {alias!r} to roll back", next_step=next_step)
             held_by = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
             raise SpecError(
                 f"model {name!r} has nothing to roll alias {alias!r} back to: {held_by or 'no version of it has an alias'}",
-                next_step=f"set the alias {PREVIOUS!r} by hand in MLflow, which a version that loses {alias!r} gets",
+                next_step=f"set the alias {alias + PREVIOUS!r} by hand in MLflow, which a version that loses {alias!r} gets",
             )
         assert before is not None
         tag = _lost_tag(alias)
@@ -132,7 +132,7 @@ class MlflowRegistry:
         if tag in client.get_model_version(name, before).tags:
             patiently("untag the version", lambda: client.delete_model_version_tag(name, before, tag))
         _set_alias(client, name, alias, before)
-        _set_alias(client, name, PREVIOUS, holder)
+        _set_alias(client, name, alias + PREVIOUS, holder)
         return before, holder
 
     def load(self, uri: str, name: str, version: str) -> Any:

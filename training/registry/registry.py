@@ -33,8 +33,8 @@ __all__ = [
 WEIGHTS_TAG = "penstock.weights_digest"
 """Tag of `TrainedVersion.tags`, by which `rolled_back` finds a model."""
 
-PREVIOUS = "previous"
-"""Alias of the version that held the pipeline's alias before."""
+PREVIOUS = "-previous"
+"""Suffix of an alias: `champion-previous` is the version that held `champion` before."""
 
 
 def alias_lease(name: str) -> str:
@@ -145,7 +145,7 @@ class KeepsAliases(Protocol):
         ...
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
-        """Move `alias`; the version that held it gets the alias `PREVIOUS`. A second call changes nothing."""
+        """Move `alias`; the version that held it gets `PREVIOUS` of it. A second call changes nothing."""
         ...
 
     def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
@@ -165,7 +165,7 @@ class KeepsAliases(Protocol):
         ...
 
     def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
-        """Swap `alias` and `PREVIOUS`. Returns (version that holds the alias now, version that lost it).
+        """Swap `alias` and `PREVIOUS` of it. Returns (version that holds the alias now, version that lost it).
 
         Raises:
             SpecError: no version holds one of the two.

@@ -106,7 +106,7 @@ def test_rolled_back_version_is_known_after_a_cleaning(file: Path) -> None:
         assert run is not None
         ledger.save_run(run.model_copy(update={"result": {"model_uri": f"models:/m/{number}"}}))
     result, _ = cleaned(file, 1, None)
-    assert names(result, "run") == ["r02"], "`champion` is version 3, `previous` is version 1"
+    assert names(result, "run") == ["r02"], "`champion` is version 3, `champion-previous` is version 1"
     assert registry.rolled_back(uri, "m", "champion", "weights-2") is not None
     assert {version.version for version in client.search_model_versions("name = 'm'")} == {1, 2, 3}
 

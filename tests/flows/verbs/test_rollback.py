@@ -21,7 +21,7 @@ def moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / ".penstock").mkdir()
     monkeypatch.chdir(tmp_path)
     found: list[str] = []
-    monkeypatch.setattr(type(MLFLOW), "aliases", lambda self, uri, name: {"live": "2", "previous": "1"})
+    monkeypatch.setattr(type(MLFLOW), "aliases", lambda self, uri, name: {"live": "2", "live-previous": "1"})
     monkeypatch.setattr(type(MLFLOW), "roll_back", lambda self, uri, name, alias: (found.append(alias), ("1", "2"))[1])
     return found
 

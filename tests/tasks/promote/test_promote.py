@@ -159,12 +159,17 @@ def test_rollback_exchanges_alias_and_previous(tmp_path: Path) -> None:
     assert refused.value.next_step == "name one that it has (live), as in: penstock rollback m@ALIAS"
     for _ in range(2):
         MLFLOW.give_alias(uri, "m", "live", "2")
-        assert MLFLOW.aliases(uri, "m") == {"live": "2", "previous": "1"}
+        assert MLFLOW.aliases(uri, "m") == {"live": "2", "live-previous": "1"}
     assert MLFLOW.roll_back(uri, "m", "live") == ("1", "2")
-    assert MLFLOW.aliases(uri, "m") == {"live": "1", "previous": "2"}
+    assert MLFLOW.aliases(uri, "m") == {"live": "1", "live-previous": "2"}
     assert MLFLOW.rolled_back(uri, "m", "live", "b") and MLFLOW.rolled_back(uri, "m", "other", "b") is None
     assert MLFLOW.roll_back(uri, "m", "live") == ("2", "1"), "once more undoes it"
     assert MLFLOW.rolled_back(uri, "m", "live", "b") is None and MLFLOW.rolled_back(uri, "m", "live", "a")
+    for version in ("1", "2"):
+        MLFLOW.give_alias(uri, "m", "next", version)
+    assert MLFLOW.roll_back(uri, "m", "live") == ("1", "2"), "what another alias lost does not count"
+    with pytest.raises(SpecError, match="has no alias 'live-previous' to roll back"):
+        MLFLOW.roll_back(uri, "m", "live-previous")
 
 
 class Killed(BaseException):
@@ -223,7 +228,7 @@ def test_killed_rollback_is_completed_by_same_command(tmp_path: Path, monkeypatc
         if MLFLOW.aliases(uri, name)["live"] == "2":
             assert MLFLOW.roll_back(uri, name, "live") == ("1", "2")
         elif last == 3:
-            with pytest.raises(SpecError, match="live is version 1; previous is version 1"):
+            with pytest.raises(SpecError, match="live is version 1; live-previous is version 1"):
                 MLFLOW.roll_back(uri, name, "live")
         assert MLFLOW.aliases(uri, name)["live"] == "1"
         assert MLFLOW.rolled_back(uri, name, "live", "b") and MLFLOW.rolled_back(uri, name, "live", "a") is None
