@@ -39,7 +39,7 @@ _HARMLESS = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 
 _OPAQUE = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__"})
 
-_OPAQUE_WORDS = frozenset({"import_module", "getmodule", "__globals__"})
+_OPAQUE_WORDS = frozenset({"import_module", "getmodule", "__globals__", "f_globals", "run_path", "resolve_name"})
 
 _OPAQUE_CHAINS = frozenset({("sys", "modules"), ("builtins", "eval"), ("builtins", "exec")})
 
@@ -102,9 +102,8 @@ class Closure:
                 yield submodule
 
     def _submodule(self, path: str, name: str) -> str | None:
-        if name == "*" or not path.endswith(("/", "__init__.py")):
-            return None
-        return self._layout.find([name], path.removesuffix("__init__.py").rstrip("/"))
+        is_package = name != "*" and path.endswith(("/", "__init__.py"))
+        return self._layout.find([name], path.removesuffix("__init__.py").rstrip("/")) if is_package else None
 
     def _parents(self, path: str) -> list[str]:
         """Return the `__init__.py` files that Python runs before `path`. One in the project folder itself is not a parent."""
@@ -121,7 +120,7 @@ class Closure:
         for target in [each for item in module.runs for each in self._targets(item)]:
             self._execute(target)
         for item in module.imports.get("*", ()):
-            self._reach_imported(item, ())
+            self._reach_imported(path, item, ())
         for statement in module.effects:
             self._follow(path, statement)
         for name, nodes in module.definitions.items():
@@ -144,7 +143,8 @@ class Closure:
         first, *rest = next(iter(chains(expression)), ("",))
         for item in module.imports.get(first, []):
             if item.path is None and item.module.split(".")[0] in _HARMLESS:
-                return "library" not in (*rest, *item.module.split("."))  # torch.library keeps what it decorates, as torch.ops
+                words = (*rest, *item.module.split("."), item.attribute or "")
+                return not any(word == "library" or word.startswith("register") for word in words)  # such as torch.library
         return first not in module.names and hasattr(builtins, first)
 
     def _registers_derived(self, base: ast.expr, module: Module, derived: tuple[ast.stmt, ...]) -> bool:
@@ -182,13 +182,16 @@ class Closure:
                 for statement in module.definitions[name]:
                     self._follow(path, statement)
         for item in module.imports.get(name, ()):
-            self._reach_imported(item, tuple(rest))
+            self._reach_imported(path, item, tuple(rest))
         if name not in module.names and name in _OPAQUE:
             self._reach_whole(path)
 
-    def _reach_imported(self, item: Imported, rest: tuple[str, ...]) -> None:
+    def _reach_imported(self, path: str, item: Imported, rest: tuple[str, ...]) -> None:
         if item.path is None:
-            self.packages.add(item.module.split(".")[0])
+            full = (*item.module.split("."), *filter(None, [item.attribute]), *rest)
+            self.packages.add(full[0])
+            if full[:2] in _OPAQUE_CHAINS or not _OPAQUE_WORDS.isdisjoint(full):
+                self._reach_whole(path)
         else:
             self._reach_member(item.path, (item.attribute, *rest) if item.attribute else rest)
 
@@ -209,7 +212,7 @@ class Closure:
         for item in imports_in(statement, path, self._layout):
             local.setdefault(item.bound, []).append(item)
             if item.attribute or not item.bound:
-                self._reach_imported(item, ())
+                self._reach_imported(path, item, ())
         for node in ast.walk(statement):
             word = getattr(node, "attr", None) or getattr(node, "id", None)
             self._lists_subclasses |= word == "__subclasses__"
@@ -219,10 +222,8 @@ class Closure:
                 self.variables[f"{path}:{getattr(node, 'lineno', 0)}"] = None
         seen = global_names(statement)
         for chain in chains(statement):
-            if chain[:2] in _OPAQUE_CHAINS:
-                self._reach_whole(path)
             if chain[0] in local:
                 for item in local[chain[0]]:
-                    self._reach_imported(item, chain[1:])
+                    self._reach_imported(path, item, chain[1:])
             elif chain[0] in seen:
                 self._reach(path, chain)

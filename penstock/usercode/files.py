@@ -72,9 +72,8 @@ def named_file(root: Path, text: str, where: str) -> str | None:
     Raises:
         UserCodeError: it is a file of secrets.
     """
-    for path in (root / text, (root / where).parent / text, (root / where).parent / text.lstrip("/")):
-        if not os.path.isfile(path):  # False, too, for text that cannot be a path
-            continue
+    # False, too, for text that cannot be a path.
+    for path in filter(os.path.isfile, (root / text, (root / where).parent / text, (root / where).parent / text.lstrip("/"))):
         file = path.resolve()
         inside = file.is_relative_to(root.resolve())
         name = file.relative_to(root.resolve()).as_posix() if inside else file.as_posix()

@@ -198,6 +198,32 @@ def test_dynamic_lookup_counts_its_module(tmp_path: Path, word: str) -> None:
     assert before != after
 
 
+@pytest.mark.parametrize(
+    ("names", "use"),
+    [
+        ("from sys import modules", "modules[__name__].h()"),
+        ("import sys as s", "s.modules[__name__].h()"),
+        ("from builtins import eval as e", "e('h')"),
+        ("from inspect import getmodule as g", "g(f).h()"),
+        ("import sys", "sys._getframe().f_globals['h']()"),
+        ("from importlib import import_module as im", "im('m').h()"),
+    ],
+)
+def test_dynamic_lookup_by_another_name_counts_its_module(tmp_path: Path, names: str, use: str) -> None:
+    source = f"{names}\ndef f():\n    return {use}\ndef h():\n    return 1\n"
+    write(tmp_path, {"m.py": source})
+    before, after = digest_after(tmp_path, "m.py:f", {"m.py": source.replace("return 1", "return 2")})
+    assert before != after
+
+
+@pytest.mark.parametrize("made", ["from torch import library as t\n@t.impl('a')", "import torch\n@torch.x.register_kl('a')"])
+def test_function_that_a_library_keeps_counts(tmp_path: Path, made: str) -> None:
+    source = f"{made}\ndef h():\n    return 1\ndef f():\n    return 0\n"
+    write(tmp_path, {"m.py": source})
+    before, after = digest_after(tmp_path, "m.py:f", {"m.py": source.replace("return 1", "return 2")})
+    assert before != after
+
+
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f():\n    from helpers import g\n    return g()\n", "helpers.py": "def g():\n    return 1\n"})
     before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 2\n"})
