@@ -175,7 +175,9 @@ class Shard(ray.data.DataIterator):  # type: ignore[misc]  # Ray ships no types 
 
         def rows() -> Iterator[dict[str, Any]]:
             for batch in self._batches(1, False):  # a report between two rows is at the place of the first one
-                values = {name: c[0].numpy() if c.ndim > 1 else c[0].item() for name, c in batch.columns.items()}
+                lists = {name: batch.columns[name].numpy() for name in self._schema.packed}  # of the only row
+                dense = {name: c for name, c in batch.columns.items() if name.removesuffix("_offsets") not in lists}
+                values = {name: c[0].numpy() if c.ndim > 1 else c[0].item() for name, c in dense.items()} | lists
                 yield self._in_order({**values, **{name: column[0].as_py() for name, column in batch.arrow.items()}})
 
         return _Epochs(rows, lambda row: row)

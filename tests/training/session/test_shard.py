@@ -155,6 +155,14 @@ def check_same(ours: Any, rays: Any) -> None:
         assert ours is rays or ours == rays or (ours != ours and rays != rays)
 
 
+def test_row_of_packed_lists_has_its_own_list(tmp_path: Path) -> None:
+    lists = [list(range(row % 3)) for row in range(ROWS)]
+    files = {"train/0.parquet": pa.table({"list": pa.array(lists, pa.list_(pa.int32())), "y": list(range(ROWS))})}
+    source = Source.of(tmp_path, files, [{"ragged": {"columns": ["list"], "batch": "packed"}}])
+    rows = list(shard_of(source, source.materialize(), ["list", "y"]).iter_rows())
+    assert [row["list"].tolist() for row in rows] == lists and all(row.keys() == {"list", "y"} for row in rows)
+
+
 class Rows(ArrowBatchCollateFn):  # type: ignore[misc]
     def __call__(self, batch: pa.Table) -> Any:
         return torch.as_tensor([batch.num_rows])
