@@ -71,7 +71,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             if not np.allclose(old_target[both_known], target[both_known]):
                 raise DataError("its label is prepared otherwise, so that its numbers mean something else")
         (mine, mine_errors), (theirs, their_errors) = (
-            _output(model, table, new.schema.classes, target) for model in (new, holder)
+            _output(model, table, new.schema.classes, target, metric) for model in (new, holder)
         )
         mine_failed, theirs_failed = _failed(mine_errors), _failed(their_errors)
         only_mine = known & ~mine_failed & theirs_failed
@@ -98,6 +98,9 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     return ModelsCompared(compare_paired(before, after, rows), unanswered, lost, neither, cut)
 
 
+_OF_ANSWERS = ("accuracy", "balanced_accuracy", "f1", "precision", "recall")
+"""Metrics that go by the class of each answer alone."""
+
 _WORDS = {
     "classification": "classes",
     "multilabel": "several labels a row",
@@ -107,7 +110,7 @@ _WORDS = {
 
 
 def _output(
-    model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None, target: NDArray[Any]
+    model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None, target: NDArray[Any], metric: str
 ) -> tuple[NDArray[np.float32], list[str | None]]:
     """Return [rows, classes of the new model] or [rows], and for each row why it has no answer, or None."""
     answer = model.predict(table, on_error="report")
@@ -129,6 +132,8 @@ def _output(
             placed[:, index] = given[:, theirs.index(name)]
     # An answer that is none of the new model's classes is wrong, and counts as another class than the label.
     wrong = np.flatnonzero(~np.isin(theirs, names)[given.argmax(axis=1)] & ~np.isnan(target))
+    if wrong.size and metric not in _OF_ANSWERS:
+        raise DataError(f"it answers with classes that the new version does not know, which {metric} cannot count as wrong")
     placed[wrong, (target[wrong].astype(np.int64) + 1) % len(names)] += 1 - placed[wrong].sum(axis=1)
     return placed / np.maximum(placed.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny), errors
 

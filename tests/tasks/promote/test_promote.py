@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import save_file
 from sklearn.metrics import f1_score, roc_auc_score
 
-from penstock.errors import SpecError
+from penstock.errors import DataError, SpecError
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.transform_spec import FittedPreprocess, FittedTransform, TransformSpec
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -476,7 +476,9 @@ def test_answer_of_class_unknown_to_new_model_is_wrong() -> None:
     new = cast("Any", Answers("ab", [[0.7, 0.3], [0.3, 0.7], [0.7, 0.3], [0.6, 0.4], [0.5, 0.5]]))
     chances = [[0.06, 0.9, 0.04], [0.0, 1.0, 0.0], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.0, 1.0, 0.0]]
     holder = cast("Any", Answers("azb", chances))
-    for metric, after, before in (("accuracy", 0.75, 0.5), ("f1", 2 / 3, 0.5), ("auroc", 1.0, 0.25)):
+    with pytest.raises(DataError, match="classes that the new version does not know, which auroc cannot count as wrong"):
+        compare.compare_models(new, holder, "auroc", [pa.table({"x": [0.0] * 5})])
+    for metric, after, before in (("accuracy", 0.75, 0.5), ("f1", 2 / 3, 0.5)):
         paired = compare.compare_models(new, holder, metric, [pa.table({"x": [0.0] * 5})]).paired
         assert (paired.rows, paired.after, paired.before) == (4, pytest.approx(after), pytest.approx(before)), metric
 
