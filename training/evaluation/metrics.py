@@ -306,7 +306,7 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
 
     Returns:
         Classification: probabilities [rows, classes]. Regression: values [rows], or as the label has them; several labels:
-        probabilities of that shape. float64 of two classes' logits and if the output is, else float32.
+        probabilities of that shape. float64 of the logits of up to 30 classes and if the output is, else float32.
 
     Raises:
         TrainingError: the shape does not fit the label, or declared probabilities are not probabilities.
@@ -318,7 +318,8 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
             wanted = ", ".join(["rows", *map(str, shape)])
             raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [{wanted}]")
         if label_kind(schema) == "multilabel":
-            return (torch.sigmoid(output) if predicts == "logits" else _checked(output, together=False)).flatten(1)
+            output = output.flatten(1)
+            return torch.sigmoid(_exact(output)) if predicts == "logits" else _checked(output, together=False)
         return output.flatten(1)
     if schema.num_classes is None:
         if output.ndim == 2 and output.shape[1] == 1:
@@ -335,8 +336,12 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
     if predicts == "probabilities":
         return _checked(output)
-    # In float32 all logits above 17 would be 1, and the areas under curves take the order of rows from them.
-    return torch.softmax(output.double() if classes == 2 else output, dim=1)
+    return torch.softmax(_exact(output), dim=1)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """Return them as float64: in float32 all above 17 would be 1, and areas under curves go by the order of rows."""
+    return logits.double() if _thresholds(logits.shape[1]) is None else logits
 
 
 def _checked(probabilities: Tensor, *, together: bool = True) -> Tensor:

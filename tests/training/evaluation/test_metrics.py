@@ -192,6 +192,16 @@ def test_no_share_is_above_one() -> None:
     assert measure(["f1", "precision", "recall"], 10, perfect) == {"f1": 1, "precision": 1, "recall": 1}
 
 
+def test_order_of_large_logits_is_kept() -> None:
+    rows = torch.arange(60)
+    target = rows % 3
+    logits = torch.stack([20 + 2.0 * (target == 0) + rows / 100, torch.zeros(60), torch.zeros(60)], dim=1)
+    metrics = make_metrics(["auroc"], schema(3), recipe())
+    found = prepare_predictions(logits, schema(3))
+    metrics.update(logits, {"y": target})
+    assert roc_auc_score(target == 0, found[:, 0]) == 1.0 and metrics.compute()["auroc"] > 0.6
+
+
 def test_logits_that_sum_to_one_stay_logits() -> None:
     made, scores = schema(3), torch.tensor([[0.2, 0.3, 0.5], [4.0, -1.0, 0.0]])
     assert torch.equal(prepare_predictions(scores[:1], made), prepare_predictions(scores, made)[:1])
