@@ -173,8 +173,8 @@ class Recipe:
         looks = are_probabilities if of_rows else lambda found: bool(((found >= 0) & (found <= 1)).all())
         if hasattr(self.user, "predicts") or not looks(output):
             return
-        for parameter in model.parameters():  # fresh logits may be from 0 to 1 by chance, and are not with such weights
-            parameter.detach().mul_(-1000)
+        for parameter in [*model.parameters()][-2:]:  # fresh logits may be from 0 to 1 by chance, and are not with such a head
+            parameter.detach().mul_(-1000).sub_(1)
         if looks(other := predict()) and (of_rows or not output.equal(other)):
             raise TrainingError(
                 f"{self._target}: predict() returned numbers from 0 to 1; are they probabilities or logits?",
@@ -266,7 +266,7 @@ class Recipe:
         if not all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in several.items()):
             raise TrainingError(
                 f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
-                next_step="return several optimizers in a dict by name, which training_step(self, models, batch, optimizers) "
+                next_step="return one, or a dict of several by name, which training_step(self, models, batch, optimizers) "
                 "calls (docs/recipe.md)",
             )
         own = {id(parameter) for parameter in model.parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.check import _describe_model, check_pipeline
 from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
+from penstock.training.recipe import Recipe
 from penstock.training.spec import TrainSpec
 from tests.drills.project import make_project
 
@@ -251,6 +253,23 @@ def test_undeclared_sigmoid_of_two_classes_is_refused(tmp_path: Path, found: str
     with (made.base_dir / "model.py").open("a") as model:
         model.write("\n    predicts = 'probabilities'\n")
     assert try_one_batch(load_spec(made.base_dir).project)["rows"] == 2
+
+
+@pytest.mark.parametrize(("depth", "zeros", "end"), [(14, False, "sigmoid"), (1, True, "sigmoid"), (1, False, "none")])
+def test_undeclared_sigmoid_is_seen_at_any_depth(depth: int, zeros: bool, end: str) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(8, 8), torch.nn.ReLU())]
+    model, rows = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1)), torch.randn(2, 8)
+    if zeros:
+        torch.nn.init.zeros_(model[-1].weight)
+        torch.nn.init.zeros_(model[-1].bias)
+
+    @torch.no_grad()
+    def predict() -> torch.Tensor:
+        return torch.sigmoid(model(rows)) if end == "sigmoid" else model(rows)
+
+    with pytest.raises(TrainingError, match="numbers from 0 to 1") if end == "sigmoid" else contextlib.nullcontext():
+        Recipe(object(), "m.py:M").refuse_undeclared(predict().clamp(0, 1), 2, model, predict)
 
 
 @pytest.mark.drill
