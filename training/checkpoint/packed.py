@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -57,12 +57,16 @@ def _without_tensors(value: Any, found: dict[str, Tensor]) -> Any:
             return value.detach().to("cpu", copy=True)
         found[name := f"training.{len(found)}"] = copied(value)
         return {_PLACE: name}
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _without_tensors(item, found)) for key, item in value.items())
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({_plain(key): _without_tensors(item, found) for key, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_without_tensors(item, found) for item in value)
-    # A Counter, a number, a string: kept as it is; of numpy's numbers, which a schedule may compute, the equal one of Python.
-    return value.item() if isinstance(value, np.float64 | np.integer) else copy.deepcopy(value)
+    return copy.deepcopy(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return the value, or for a number of numpy, which a schedule may compute, that of Python which acts alike."""
+    return value.item() if isinstance(value, np.float64 | np.integer | np.bool_) else value
 
 
 def copied(tensor: Tensor) -> Tensor:

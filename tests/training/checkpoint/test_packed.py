@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -57,13 +58,15 @@ def test_other_values_keep_their_type() -> None:
     tree = {
         "state": {0: {"step": torch.tensor(1.0)}, 1: {}},
         "groups": [{"lr": 0.1, "betas": (0.9, torch.tensor(0.5)), "foreach": None, "params": [0, 1]}],
-        "milestones": Counter({5: 1}),
+        "milestones": Counter({np.int64(5): 1}),
+        "better": {np.int64(2): np.bool_(True)},
         "ordered": OrderedDict(b=1, a=torch.tensor([2])),
     }
     back = reread(pack(tree))
     assert back["state"] == {0: {"step": torch.tensor(1.0)}, 1: {}}
     assert back["groups"] == tree["groups"] and type(back["groups"][0]["betas"]) is tuple
     assert back["milestones"] == tree["milestones"] and type(back["milestones"]) is Counter
+    assert type(next(iter(back["milestones"]))) is int and back["better"] == {2: True} and type(back["better"][2]) is bool
     assert list(back["ordered"]) == ["b", "a"] and type(back["ordered"]) is OrderedDict
 
 
