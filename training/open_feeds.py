@@ -111,7 +111,7 @@ def _order(job: TrainJob, split: Split) -> Order:
             raise SpecError(
                 f"shuffle.lanes is {lanes}, which does not divide the {rows} rows of a batch on {job.spec.workers} workers: "
                 "they would get batches of other sizes",
-                next_step="leave shuffle.lanes out, or ask for another batch_size",
+                next_step="leave shuffle.lanes out, or ask for another batch_size (iter_rows asks for a row a worker)",
             )
         return job.order
     # As stored, within the size limit of a step: a batch too large to learn is too large to predict.

@@ -18,7 +18,7 @@ def clean(
         int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
     ] = None,
     keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Days after which even these runs lose their data.", show_default="30")
+        float | None, typer.Option(min=0, max=36_500, help="Days after which even these lose their data.", show_default="30")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: Json = False,

@@ -20,7 +20,7 @@ __all__ = ["roll_back", "show_rollback"]
 
 
 def roll_back(file: Path | None, name: str) -> dict[str, Any]:
-    """Swap the alias and that of the version before, and return what `penstock rollback --json` prints. A second call undoes it.
+    """Swap the alias with that of the version before; return what `penstock rollback --json` prints. A second call undoes it.
 
     The version that loses the alias is marked: no later run gives the alias to its weights.
 

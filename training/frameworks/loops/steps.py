@@ -81,7 +81,7 @@ def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.de
     """Open the train split.
 
     Raises:
-        SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
+        SpecError: an epoch's last step has too few rows for all workers, or its steps cannot be counted.
     """
     steps = replace(job, spec=job.spec.model_copy(update={"epochs": 1, "max_steps": None})).total_steps
     if steps is None:
@@ -94,8 +94,7 @@ def train_epochs(job: TrainJob, group: Group, session: Session, device: torch.de
     if rest and not all(len(own_positions(part, [(0, rest)])[0]) for part in shares):
         raise SpecError(
             f"the last step of an epoch has {counted(rest, 'row')}, which do not reach all {workers} workers",
-            next_step="take another train.batch_rows, or drop it (train.last_batch: drop)"
-            + (f", or set shuffle.lanes to less than {lanes}" if lanes > 1 else ""),
+            next_step="take another train.batch_rows" + (f", or set shuffle.lanes to less than {lanes}" if lanes > 1 else ""),
         )
     return Epochs(session.shard("train"), job.spec.batch_rows // group.world_size, steps, device)
 
