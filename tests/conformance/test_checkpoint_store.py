@@ -334,6 +334,14 @@ def test_write_on_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypa
     assert not any((tmp_path / "checkpoints").iterdir())
 
 
+def test_damaged_record_of_a_writer_is_named(tmp_path: Path) -> None:
+    CheckpointStore(Storage(str(tmp_path))).take_over(Writer(3))
+    (tmp_path / "writers/a3-r0.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"writers/a3-r0.json is damaged") as refused:
+        CheckpointStore(Storage(str(tmp_path))).committed()
+    assert "delete it to continue from one of these" in refused.value.next_step
+
+
 def test_writer_seals_points_prunes_and_posts_events(storage: Storage) -> None:
     points = [Point(1000 + step, step, {"train/loss": 1 / step}) for step in (1, 2)]
     news: list[Event] = []

@@ -15,7 +15,7 @@ import re
 from typing import NamedTuple
 
 from penstock.config import Section
-from penstock.errors import LeaseHeldError
+from penstock.errors import CheckpointError, LeaseHeldError
 from penstock.storage import Storage
 
 __all__ = ["Fence", "Writer", "WriterRecord"]
@@ -52,11 +52,17 @@ class Fence:
         self._storage = storage.child(FOLDER)
 
     def newest(self) -> tuple[Writer, WriterRecord] | None:
-        """Return the rank 0 that was started last, and its record; None before the first."""
+        """Return the rank 0 that was started last, and its record; None before the first. Raises CheckpointError."""
         writer = self._newest()
         if writer is None:
             return None
-        return writer, WriterRecord.model_validate_json(self._storage.read_bytes(f"{writer}.json"))
+        try:
+            return writer, WriterRecord.model_validate_json(self._storage.read_bytes(f"{writer}.json"))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self._storage.uri(f'{writer}.json')} is damaged: it names the checkpoints attempt {writer.attempt} found",
+                next_step="restore it, or delete it to continue from one of these, and run the same command again",
+            ) from error
 
     def enter(self, writer: Writer, committed: frozenset[str]) -> WriterRecord:
         """Make `writer` the newest. Later commits of others do not count.
