@@ -73,7 +73,7 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
         try:
             state = perform()
         except (PrefectException, httpx.HTTPError, RuntimeError, ValueError) as error:  # the flow's own are in its state
-            raise ServiceError(
+            raise next((end for end in _ends if isinstance(end, BaseException)), None) or ServiceError(
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
                 next_step="read its log, then run the same command again: it continues",
             ) from error

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import prefect
 import pytest
 from prefect.client.schemas.objects import State, StateType
@@ -139,6 +140,13 @@ def test_flow_end_survives_lost_answer_of_server(end: State[Any] | DataError) ->
             flow_result(perform)
     else:
         assert flow_result(perform) == {"status": "done"}
+
+    def refused() -> State[Any]:
+        remember_end(end)
+        raise httpx.HTTPError("500 Internal Server Error")  # as of a full disk, where the flow's own error matters
+
+    with pytest.raises(DataError if isinstance(end, DataError) else ServiceError):
+        flow_result(refused)
     with pytest.raises(MissingResult):
         flow_result(lambda: State(type=StateType.COMPLETED))
 
