@@ -198,6 +198,8 @@ class _Source:
         wanted = self._wanted.get(name, found)
         if promote(found, wanted) == wanted:
             return wanted
+        if name in self._unneeded and self._reader.missing_is_null:  # in such formats a number is not a text
+            return found
         # The text of the file, not that of a number or a time parsed from it.
         return pa.string() if is_text(wanted) and pa.types.is_primitive(found) else found
 

@@ -306,6 +306,13 @@ def test_json_value_of_other_kind_is_a_problem_of_its_file(tmp_path: Path, model
     assert str(refused.value.next_step).startswith("repair the line") and work.rows().num_rows == 5
 
 
+def test_label_of_another_type_is_not_read_as_trained(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "json")
+    rows = people(0, 3, kind=[0, 1, 1]).to_pylist()
+    (work.input / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert work.run().rows == 3
+
+
 def test_unseen_categories_are_scored_and_counted(work: Work) -> None:
     weight = pa.array([1.0, None, 2.0, 3.0, 4.0])
     work.write("a.parquet", people(0, 5, town=["Ulm", "Paris", "Rome", "Bonn", "Oslo"], weight=weight))
