@@ -98,7 +98,7 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         parameters=parameters,
         predict_shape=shape,
         weights=shapes_of(model.state_dict()),
-        logged=None if _may_log_elsewhere(code) else charted.names,
+        logged=None if any(_LOGS.search(text) for path, text in code.files.items() if path.endswith(".py")) else charted.names,
     )
 
 
@@ -134,11 +134,6 @@ def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, 
         raise TrainingError(
             message, next_step=f"predict without {label!r}: the rows that a registered model gets do not have it"
         ) from error
-
-
-def _may_log_elsewhere(code: UserCode) -> bool:
-    """Whether the code may chart values of its own, perhaps in some batches only."""
-    return any(_LOGS.search(text) for path, text in code.files.items() if path.endswith(".py"))
 
 
 def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
