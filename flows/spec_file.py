@@ -197,7 +197,7 @@ def option_values(texts: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     problems = [message for text in texts for _, message in _apply(values, text, {})]
     if problems:
-        raise SpecError(f"--option: {'; '.join(problems)}", next_step="write --option NAME=VALUE")
+        raise SpecError(f"--option: {'; '.join(problems)}", next_step="write --option NAME=VALUE; a sign of YAML in quotes: --option 'quote=\"|\"'")
     refuse_secrets("--option", values)
     return values
 
