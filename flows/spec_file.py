@@ -197,7 +197,8 @@ def option_values(texts: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     problems = [message for text in texts for _, message in _apply(values, text, {})]
     if problems:
-        raise SpecError(f"--option: {'; '.join(problems)}", next_step="write --option NAME=VALUE; a sign of YAML in quotes: --option 'quote=\"|\"'")
+        advice = "write --option NAME=VALUE, a sign of YAML in quotes: --option 'quote=\"|\"'"
+        raise SpecError(f"--option: {'; '.join(problems)}", next_step=advice)
     refuse_secrets("--option", values)
     return values
 

@@ -139,7 +139,8 @@ def _use_server(files: ServerFiles, use: int) -> ServerInfo:
     raise ServiceError(
         f"the embedded Prefect server {problem}; the last lines of its log {files.log}:",
         problems=_last_lines(files.log) or ["(none)"],
-        next_step="run the same command again once the machine is less busy, or set PREFECT_API_URL to a running server",
+        next_step=f"run the same command again once the machine is less busy, or set PREFECT_API_URL to a running server; a "
+        f"damaged database (only Prefect's pages need it) is made anew once you move {files.database}* away",
     )
 
 

@@ -100,8 +100,8 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
     if (database := database_of(tracking_uri)) is not None:
         return ServiceError(
             f"the MLflow database {database} cannot be used: {reason}",
-            next_step=f"see what holds it locked (fuser {database}), or whether its disk is full or read-only, and run the "
-            "same command again",
+            next_step=f"see what holds it locked (fuser {database}), or whether its disk is full or read-only, or if it is "
+            "damaged, restore it, and run the same command again",
         )
     if re.search(r"error code 40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED", reason):
         return ServiceError(
