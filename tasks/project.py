@@ -93,9 +93,6 @@ class Project:
         if problems:
             raise combine_errors(problems, "the pipeline file names what cannot be found or used")
 
-    def _is_source(self, file: Path) -> bool:
-        return file in self._source_paths
-
     @cached_property
     def _source_paths(self) -> set[Path]:
         return {Path(file.uri.removeprefix("file://")).resolve() for file in self.files if is_local(file.uri)}
@@ -111,7 +108,7 @@ class Project:
         return REGISTRIES.get(self.spec.tracking.registry)
 
     def _capture(self, target: str, params: Any = None) -> UserCode:
-        return capture(target, self.base_dir, params, self._is_source, self.code_files)
+        return capture(target, self.base_dir, params, lambda file: file in self._source_paths, self.code_files)
 
     @cached_property
     def code_files(self) -> list[str]:

@@ -81,7 +81,7 @@ class CsvReader(Reader):
         self, file: SourceFile, header: list[str], stream: pa.NativeFile, keep: Keep | None
     ) -> tuple[dict[str, CellTypes], int, _LineCounter]:
         """Read the rows of a stream that begins with the file, and count rows and lines."""
-        wanted = self._wanted(header)
+        wanted = [name for name in header if self._columns is None or name in self._columns]
         cells = {name: CellTypes(self._form.null_words) for name in wanted}
         rows = 0
         lines = _LineCounter(stream, self._before_rows)
@@ -89,9 +89,6 @@ class CsvReader(Reader):
             self._see(cells, batch, rows, keep)
             rows += batch.num_rows
         return cells, rows, lines
-
-    def _wanted(self, header: list[str]) -> list[str]:
-        return [name for name in header if self._columns is None or name in self._columns]
 
     def _see(self, cells: dict[str, CellTypes], batch: pa.RecordBatch, first_row: int, keep: Keep | None) -> None:
         read: dict[str, pa.Array | None] = {}

@@ -61,11 +61,8 @@ class ImageReader(Reader):
 
     def rows(self, files: Sequence[SourceFile], schema: pa.Schema) -> pa.Table:
         """Return one table of all."""
-        rows = [self._row(file, schema) for file in files]
+        rows = [{"label": _class_of(file), "path": file.name, **self.content(file, schema.names)} for file in files]
         return pa.table([pa.array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema)
-
-    def _row(self, file: SourceFile, schema: pa.Schema) -> dict[str, Any]:
-        return {"label": _class_of(file), "path": file.name, **self.content(file, schema.names)}
 
     def content(self, file: SourceFile, names: Collection[str]) -> dict[str, Any]:
         """Return the columns that are in the file, if they are among those to read."""

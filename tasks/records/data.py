@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.materialize.profile import FileProfile, Profile
+from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.tasks.records.ledger import Ledger, Run
 
@@ -80,7 +80,7 @@ class RunData:
 
     def file_classes(self) -> dict[str, dict[str, int]]:
         """Map `train/name` to rows by class, for files with a profile."""
-        return {_name(file): self._named(file.classes) for file in self.profile.files if file.classes}
+        return {f"{file.location}/{file.name}": self._named(file.classes) for file in self.profile.files if file.classes}
 
     def _named(self, rows: Mapping[str, int]) -> dict[str, int]:
         names = self.classes
@@ -90,7 +90,3 @@ class RunData:
 def dataset_name(pipeline: str, split: str) -> str:
     """Name a split's rows for the tracker."""
     return f"{pipeline} {split}"
-
-
-def _name(file: FileProfile) -> str:
-    return f"{file.location}/{file.name}"

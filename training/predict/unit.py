@@ -123,7 +123,8 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         found = model.score(table)
         unseen.update(found.unseen)
         if found.table.num_rows:
-            kept = _at(table.select(source.kept), found.rows, table.num_rows)
+            held = table.select(source.kept)
+            kept = held if len(found.rows) == table.num_rows else held.take(pa.array(found.rows))
             scored.add(pa.table({**_columns(source.typed(kept)), **_columns(found.table), **_places(batch, found.rows)}))
         if found.problems:
             rows = np.array(sorted(found.problems), np.int64)
@@ -296,10 +297,6 @@ def _places(batch: RowBatch, rows: np.ndarray) -> dict[str, pa.Array]:
     origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows).take(rows)
     names = pa.array([file.name for file in batch.files], pa.string())
     return {"file": names.take(pa.array(origin.files)), "row": pa.array(origin.rows)}
-
-
-def _at(table: pa.Table, rows: np.ndarray, num_rows: int) -> pa.Table:
-    return table if len(rows) == num_rows else table.take(pa.array(rows))
 
 
 def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
