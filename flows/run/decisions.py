@@ -139,11 +139,12 @@ def choose_run(
     changes = _field_changes(current.spec.get("train", {}), train)
     # Validation rows count where `best` is set: its change says more than theirs.
     best = [line for line in changes[OnResume.WARN] if line.startswith("train.checkpoint.best: ")]
-    rows = _row_changes(current, keys)
+    unfinished = current.done_key is None or current.keys["train"].key != current.done_key
+    rows = _row_changes(current, keys, unfinished=unfinished)
     data = [each for line in rows for each in (best if best and line.startswith("rows.validation: ") else [line])]
     forbidden = [*data, *changes[OnResume.FORBIDDEN], *_start_changes(current, keys), *_already_beyond(train, reached)]
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
-    if current.done_key is None or current.keys["train"].key != current.done_key:
+    if unfinished:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
     changed = [*forbidden, *warn]  # more epochs are in neither list
     if changed and not (len(changed) == 1 and _longer_loop(current.spec.get("train", {}), train)):
@@ -183,22 +184,26 @@ def avoid_busy_run(decision: NewRun | Continue | Refuse, others: Mapping[str, Se
     return NewRun(f"another process works on run {decision.run.run}, where {differs[0]}")
 
 
-def _row_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    """List the changes that made, or will make, the rows of training different."""
+def _row_changes(current: Run, keys: Mapping[str, StageKey], *, unfinished: bool = False) -> list[str]:
+    """List the changes that made, or will make, the rows of training different.
+
+    Files of which a rule holds rows out may have no row of training: of an `unfinished` run the prepared rows decide.
+    """
     pairs = [(current.keys[stage].inputs, keys[stage].inputs) for stage in BEFORE_TRAINING if stage in current.keys]
     made_from = [change for old, new in pairs for change in changed_inputs(old, new)]
     before, now = current.keys.get("train"), keys["train"]
     if before is None or not before.key:
         return made_from
     if not now.key:
-        return made_from if any(_changes_train_rows(old, new) for old, new in pairs) else []
+        return made_from if any(_changes_train_rows(old, new, unfinished) for old, new in pairs) else []
     rows = changed_inputs(*({n: v for n, v in key.inputs.items() if n.startswith("rows.")} for key in (before, now)))
     return made_from or rows if rows else []
 
 
-def _changes_train_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _changes_train_rows(old: Mapping[str, Any], new: Mapping[str, Any], unfinished: bool) -> bool:
     def decisive(inputs: Mapping[str, Any]) -> dict[str, Any]:
-        files = {name: file for name, file in inputs.get("files", {}).items() if name.startswith("train/")}
+        by_rule = unfinished and any(name.startswith(("data.validation.", "data.test.")) for name in inputs)
+        files = {name: file for name, file in inputs.get("files", {}).items() if name.startswith("train/") and not by_rule}
         return {name: value for name, value in inputs.items() if not name.startswith(_MAY_LEAVE_ROWS)} | {"files": files}
 
     return decisive(old) != decisive(new)
@@ -246,30 +251,23 @@ def _longer_loop(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    if "train" not in current.keys:
-        return []
     kinds = ("code.", "version.", "train.recipe")
     before, after = (
         {name: value for name, value in inputs.items() if name.startswith(kinds)}
-        for inputs in (current.keys["train"].inputs, keys["train"].inputs)
+        for inputs in (current.keys.get("train", keys["train"]).inputs, keys["train"].inputs)
     )
     return changed_inputs(before, after)
 
 
 def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    before = current.keys.get("train")
-    if before is None:
-        return []
+    before = current.keys.get("train", keys["train"])
     old, new = ({n: v for n, v in key.inputs.items() if not n.startswith("rows.")} for key in (before, keys["train"]))
     return changed_inputs(old, new)
 
 
 def _start_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     """Describe a change of the weights behind `train.start_from`: an alias moved, or a file was written again."""
-    before = current.keys.get("train")
-    if before is None:
-        return []
-    old, new = (key.inputs.get("start_from") for key in (before, keys["train"]))
+    old, new = (key.inputs.get("start_from") for key in (current.keys.get("train", keys["train"]), keys["train"]))
     return [f"train.start_from names other weights: {str(old)[:8]} -> {str(new)[:8]}"] if old != new else []
 
 

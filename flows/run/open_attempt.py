@@ -164,6 +164,8 @@ def reconfirm_run(ctx: RunContext, *, fresh: bool) -> bool:
         return True
     decision = Continue(ctx.run) if fresh else decide(ctx.ledger, ctx.run, ctx.run.spec["train"], keys)
     if not isinstance(decision, Continue) or decision.run.run != ctx.run.run:
+        if ctx.before is not None and ctx.before.run == ctx.run.run:  # a refusal names what made the rows others
+            ctx.run = ctx.run.model_copy(update={"spec": ctx.before.spec, "keys": ctx.before.keys})
         return False
     ctx.keys, ctx.run = keys, ctx.run.model_copy(update={"keys": keys})
     ctx.ledger.save_run(ctx.run)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import OnResume, resume_rules
-from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
+from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run, differences
 from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
 from penstock.tasks.records.ledger import Ledger, Run
@@ -211,6 +211,17 @@ def test_changed_train_files_or_rows_are_refused() -> None:
     rows["read"] = keys(read=after)["read"]
     refused = choose_run(Past(old, TrainState(step=10, epoch=1, position=5), True), train(), rows, fresh=False)
     assert refused == Refuse(old, ("files: changed test/b", "version.pyarrow: 25.0.0 -> (none)"))
+
+
+@pytest.mark.parametrize("rule", [{"data.test.by": "day"}, {"data.validation.fraction": 0.2}])
+def test_prepared_rows_decide_where_a_rule_holds_rows_out(rule: dict[str, Any]) -> None:
+    before, after = ({**rule, "files": {"train/a": "1", **added}} for added in ({}, {"train/b": "1"}))
+    old = run("killed", train(), read=before)
+    assert decide(old, train(), known=False, read=after) == Continue(old)
+    assert isinstance(decide(old, train(), known=False, read={**after, "data.test.after": "2026"}), Refuse)
+    assert decide(old, train(), read=after) == Refuse(old, ("files: added train/b",))
+    assert isinstance(decide(run("done", train(), read=before), train(), known=False, read=after), NewRun)
+    assert differences(old, keys(False, read=after)), "another process is not waited for"
 
 
 def test_return_to_earlier_training_continues_its_run() -> None:

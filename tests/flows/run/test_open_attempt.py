@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
 import mlflow.artifacts
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.errors import ResumeError
 from penstock.storage import Storage
 from tests.drills.project import make_project
 from tests.drills.without_servers import leave_out_servers, run_here
@@ -58,3 +63,32 @@ def test_profile_is_read_for_a_tracked_run_without_it(file: Path) -> None:
     second = run_here(file)["mlflow_run_id"]
     assert second != first and profile_of(second) == shown
     assert len(MlflowClient().get_run(second).inputs.dataset_inputs) == 2
+
+
+def test_unfinished_run_continues_if_rows_of_training_stay(file: Path) -> None:
+    text = file.read_text().replace("  label: label\n", "  label: label\n  test: {by: day, after: 2026-01-02}\n")
+    file.write_text(text.replace("preprocess:\n", "preprocess:\n  - drop: [day]\n"))
+    part = file.parent / "data" / "train" / "part-0.parquet"
+    rows = pq.read_table(part)
+
+    def write(name: str, day: int, means: pa.ChunkedArray) -> None:
+        table = rows.set_column(rows.column_names.index("mean"), "mean", means)
+        days = pa.array([datetime.date(2026, 1, day)] * table.num_rows)
+        pq.write_table(table.append_column("day", days), part.with_name(name))
+
+    write("part-0.parquet", 1, rows["mean"])
+    write("part-1.parquet", 2, rows["mean"])
+    first = run_here(file)
+    storage, record = Storage(str(file.parent / ".penstock")), f"runs/{first['run']}/run.json"
+    storage.write_json(record, {**storage.read_json(record), "status": "killed", "done_key": None})
+    storage.delete(f"runs/{first['run']}/stages/train.json")
+    others = pc.add(rows["mean"], pa.scalar(1, pa.float32()))
+    write("part-0.parquet", 1, others)
+    for _ in range(2):  # before and after its rows are prepared
+        with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as refused:
+            run_here(file)
+        assert refused.value.problems == ("files: changed train/part-0.parquet",)
+    write("part-0.parquet", 1, rows["mean"])
+    write("part-1.parquet", 2, others)
+    again = run_here(file)
+    assert (again["run"], again["weights_digest"]) == (first["run"], first["weights_digest"])
