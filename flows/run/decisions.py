@@ -30,6 +30,7 @@ __all__ = [
     "past_of",
     "refusal",
     "refuse_same_training",
+    "train_changes",
 ]
 
 _MAY_LEAVE_ROWS = ("version.", "materialize.", "format", "key.")
@@ -154,7 +155,7 @@ def choose_run(
 
 def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
     """Describe how the training of `keys` differs from `run`'s, as far as the rows of both are known."""
-    return [*_row_changes(run, keys), *_train_changes(run, keys)]
+    return [*_row_changes(run, keys), *train_changes(run, keys)]
 
 
 def others_at_work(
@@ -259,7 +260,8 @@ def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     return changed_inputs(before, after)
 
 
-def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+def train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    """List the inputs of training that differ, other than its rows."""
     before = current.keys.get("train", keys["train"])
     old, new = ({n: v for n, v in key.inputs.items() if not n.startswith("rows.")} for key in (before, keys["train"]))
     return changed_inputs(old, new)

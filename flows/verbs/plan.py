@@ -20,6 +20,7 @@ from penstock.flows.run.decisions import (
     past_of,
     refusal,
     refuse_same_training,
+    train_changes,
 )
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
@@ -60,7 +61,7 @@ OVERLAPS = "training begins with the first units, while the others are prepared 
 def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
     """Plan a run: `decision`, `run`, and for each stage its `action`, `key` and `because`.
 
-    The actions: reuse, resume, run, and `depends` if a finished training is reused as long as the rows stay the same.
+    The actions: reuse, resume, run, and `depends` if no step is trained again as long as the rows stay the same.
 
     Raises:
         SpecError, DataError, ServiceError: the plan cannot be made.
@@ -78,7 +79,8 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys), others
     )
     continued = decision.run if isinstance(decision, Continue) else None
-    reached = past_of(ledger, continued).reached if continued is not None else None
+    last = current if isinstance(decision, NewRun) else continued
+    reached = past_of(ledger, last).reached if last is not None else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()
     upstream: dict[str, dict[str, Any]] = {}
@@ -111,7 +113,8 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         if will_run:
             preflight = Preflight(loaded)
             preflight.ahead(writes=False)
-            if "train" in will_run and ray_address() is None and stages[STAGES.index("train")]["action"] != "depends":
+            trains = continued is None or stages[STAGES.index("train")]["action"] != "depends"
+            if "train" in will_run and ray_address() is None and trains:
                 _ = preflight.machine
             if plan["prepare"] and ray_address() is not None and will_run & set(BEFORE_TRAINING):
                 with ray_cluster(loaded.state_dir) as cluster:
@@ -230,14 +233,13 @@ def _plan_stage(
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
         return {**entry, "because": [problem]}, {}
     old = current.keys.get(stage.name) if current else None
-    inputs = old.inputs if old else {}
-    if not key.key:  # the rows are not known yet
-        inputs = {name: value for name, value in inputs.items() if not name.startswith("rows.")}
+    # Without a key, the rows are not known yet.
+    inputs = {name: value for name, value in (old.inputs if old else {}).items() if key.key or not name.startswith("rows.")}
     because = changed_inputs(inputs, key.inputs) if old else ["never run"]
     above = BEFORE_TRAINING if stage.name == "train" else [n.removeprefix("key.") for n in key.inputs if n.startswith("key.")]
     because += [f"{name} runs" for name in above if name in will_run]
-    if not key.key and context.run_id and old is not None and old.key:
-        return {**entry, "action": "depends", "because": ["on the rows: reused if they stay the same"]}, {}
+    if not key.key and reached is not None and current is not None and old and old.key and not train_changes(current, keys):
+        return {**entry, "action": "depends", "because": ["on the rows: no step is trained again if they stay the same"]}, {}
     if stage.name == "train" and context.run_id and reached is not None:
         return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}

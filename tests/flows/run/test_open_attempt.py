@@ -14,6 +14,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.errors import ResumeError
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.plan import plan_pipeline
 from penstock.storage import Storage
 from tests.drills.project import make_project
 from tests.drills.without_servers import leave_out_servers, run_here
@@ -65,7 +67,7 @@ def test_profile_is_read_for_a_tracked_run_without_it(file: Path) -> None:
     assert len(MlflowClient().get_run(second).inputs.dataset_inputs) == 2
 
 
-def test_unfinished_run_continues_if_rows_of_training_stay(file: Path) -> None:
+def test_prepared_rows_decide_about_file_of_test_rows(file: Path) -> None:
     text = file.read_text().replace("  label: label\n", "  label: label\n  test: {by: day, after: 2026-01-02}\n")
     file.write_text(text.replace("preprocess:\n", "preprocess:\n  - drop: [day]\n"))
     part = file.parent / "data" / "train" / "part-0.parquet"
@@ -79,16 +81,24 @@ def test_unfinished_run_continues_if_rows_of_training_stay(file: Path) -> None:
     write("part-0.parquet", 1, rows["mean"])
     write("part-1.parquet", 2, rows["mean"])
     first = run_here(file)
+    others = pc.add(rows["mean"], pa.scalar(1, pa.float32()))
+    write("part-1.parquet", 2, others)
+    for overrides, then in (([], "depends"), (["train.learning_rate=0.5"], "run")):
+        planned = plan_pipeline(load_spec(file, overrides))
+        assert (planned["decision"], {stage["action"] for stage in planned["stages"][4:]}) == ("new run", {then})
+    again = run_here(file)
+    assert (again["run"], again["stages"][4]["outcome"]) == (first["run"], "reused"), "as the plan said"
+
     storage, record = Storage(str(file.parent / ".penstock")), f"runs/{first['run']}/run.json"
     storage.write_json(record, {**storage.read_json(record), "status": "killed", "done_key": None})
     storage.delete(f"runs/{first['run']}/stages/train.json")
-    others = pc.add(rows["mean"], pa.scalar(1, pa.float32()))
     write("part-0.parquet", 1, others)
     for _ in range(2):  # before and after its rows are prepared
         with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as refused:
             run_here(file)
         assert refused.value.problems == ("files: changed train/part-0.parquet",)
     write("part-0.parquet", 1, rows["mean"])
-    write("part-1.parquet", 2, others)
+    write("part-1.parquet", 2, pc.add(others, others))
+    assert {stage["action"] for stage in plan_pipeline(load_spec(file))["stages"][4:]} == {"depends"}
     again = run_here(file)
     assert (again["run"], again["weights_digest"]) == (first["run"], first["weights_digest"])
