@@ -21,7 +21,7 @@ from penstock.errors import LeaseHeldError, ServiceError
 from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "delete_left", "hold_lease", "refuse_if_held", "wait_until_free"]
+__all__ = ["LeaseHolder", "current_holder", "delete_left", "hold_lease", "last_heartbeat", "refuse_if_held", "wait_until_free"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
@@ -40,6 +40,8 @@ OLD_GENERATIONS = 32
 """Files before the last generation that are deleted together: on a store that is one request in so many runs."""
 _HELD_HERE: set[str] = set()
 """Owners of this process's leases: one of its own that could not be released, because the store was away, is free."""
+_LEFT: dict[str, LeaseHolder] = {}
+"""Lease -> the dead holder with which this process deleted it."""
 SETTLE_S = 0.5
 """Pause before an object store is read back after a conditional put."""
 
@@ -88,12 +90,19 @@ def delete_left(storage: Storage, folder: str) -> list[str]:
         path = f"{folder}/{name}"
         holder = _read(storage, path, max(generations))
         if holder is not None and (holder.released or holder.process.is_alive is False):
+            _LEFT[path] = holder
             with contextlib.suppress(OSError, ServiceError):
                 for file in [path] if storage.is_local else [_file(path, generation) for generation in sorted(generations)]:
                     storage.delete(file)
                 continue
         left.append(name)
     return left
+
+
+def last_heartbeat(storage: Storage, path: str, process: ProcessIdentity) -> float | None:
+    """Return when a process last renewed its lease, in seconds since the epoch; None if that is not known."""
+    holders = (_LEFT.get(path), *(_read(storage, path, each) for each in _generations(storage, path)))
+    return max((each.heartbeat for each in holders if each is not None and each.process == process), default=None)
 
 
 def refuse_if_held(storage: Storage, path: str) -> None:

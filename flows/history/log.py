@@ -29,6 +29,8 @@ def collect_log(file: Path | None) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for run, attempt in found:
+        if attempt.status == "running" and attempt.process.is_alive is False:
+            attempt = names.ledger.as_ended(run, attempt)
         entries.append(_entry(run, attempt, best.get(run.pipeline)))
         about = sweeps.get(run.run, {})
         entries[-1] |= {"sweep": about.get("sweep") if attempt.number == newest[run.run] else None}
@@ -61,7 +63,8 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     metric = main_metric(run)
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
-    seconds = _seconds(attempt)
+    began, ended = (None if time is None else dt.datetime.fromisoformat(time) for time in (attempt.started, attempt.ended))
+    seconds = (ended - began).total_seconds() if ended and began else None
     reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
     # A sweep's own stages are those its trials share; trials may have trained all the same.
     nothing_new = attempt.status == "done" and reused and run.sweep != run.run
@@ -83,9 +86,3 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "changed": attempt.changed,
         "why": attempt.why_failed,
     }
-
-
-def _seconds(attempt: Attempt) -> float | None:
-    if attempt.ended is None:
-        return None
-    return (dt.datetime.fromisoformat(attempt.ended) - dt.datetime.fromisoformat(attempt.started)).total_seconds()

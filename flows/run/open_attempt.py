@@ -97,8 +97,9 @@ def open_attempt(
     held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up, nested=True, unused=unused))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
         repair_run(ledger, current, loaded.state_dir)  # its former tracker gets the end of the run
-    elif current is not None and current.run != run.run:
-        _repair_left(ledger, current, loaded.state_dir)
+    elif current is not None and current.run != run.run and any(attempt.is_open for attempt in ledger.attempts(current.run)):
+        with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(current)):  # no process works on it
+            repair_run(ledger, current, loaded.state_dir)
     return begin_attempt(ledger, run, keys, loaded, reporter, stopping, need_ray, will_train=will_train, before=before)
 
 
@@ -196,13 +197,6 @@ def introduce(ctx: RunContext) -> None:
 
 def _show_keys(ctx: RunContext) -> None:
     ctx.tracker.log_json("keys.json", {name: key.model_dump(mode="json") for name, key in ctx.keys.items()})
-
-
-def _repair_left(ledger: Ledger, run: Run, state_dir: Path) -> None:
-    """Close the run that the pipeline leaves behind, unless a process works on it."""
-    if any(attempt.is_open for attempt in ledger.attempts(run.run)):
-        with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(run)):
-            repair_run(ledger, run, state_dir)
 
 
 def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
@@ -352,20 +346,16 @@ class RayOnDemand:
 
     def __call__(self) -> bool:
         """Start or join the cluster, and check it once."""
-        cluster = self._connected()
-        if not self.checked:
-            check_cluster(self.loaded.project, cluster, reads_sources=self.reads_sources)
-            self.checked = True
-        return cluster.embedded
-
-    def _connected(self) -> RayCluster:
         if self.cluster is None:
             self.reporter.report("  connecting to Ray")
             min_cpus = cpus_needed(self.loaded.spec)
             self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=min_cpus))
             # Ray may swallow a signal while it starts.
             self.stopping.check()
-        return self.cluster
+        if not self.checked:
+            check_cluster(self.loaded.project, self.cluster, reads_sources=self.reads_sources)
+            self.checked = True
+        return self.cluster.embedded
 
 
 def git_commit(directory: Path) -> str | None:

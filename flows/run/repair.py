@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.flows.run.flow_runs import report_end
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, Status, utc_now
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, Status
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS
@@ -39,10 +39,8 @@ def close_attempts(ledger: Ledger, run: Run, attempts: Iterable[Attempt]) -> Sta
             if attempt.prefect_missed_end and report_end(attempt):
                 ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
             continue
-        # At the end of an attempt the run's record is written first: it may already hold the status.
-        knows = run.status != "running" and run.result.get("attempt") == attempt.number
-        ended = run.status if knows else "killed"
-        attempt = attempt.model_copy(update={"status": ended, "ended": utc_now(), "prefect_missed_end": True})
+        attempt = ledger.as_ended(run, attempt).model_copy(update={"prefect_missed_end": True})
+        ended = attempt.status
         ledger.save_attempt(run.run, attempt)
         if report_end(attempt):
             ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, ServiceError, SpecError
+from penstock.errors import CheckpointError, LeaseHeldError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
@@ -127,31 +127,25 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
     }
 
 
-@contextlib.contextmanager
-def _warn_not_repaired(kind: type[PenstockError]) -> Iterator[None]:
-    """Warn of an error that prevents a repair, and go on."""
-    try:
-        yield
-    except kind as error:
-        print(f"warning: not repaired: {error}", file=sys.stderr)
-
-
 def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
     """Close runs without a process, and return those whose end is on record now. Do nothing while Prefect's server is away."""
     repaired: list[str] = []
     if not suspects:
         return repaired
-    with _warn_not_repaired(ServiceError), prefect_api(state_dir):
-        from penstock.flows.run.repair import repair_run
+    try:
+        with prefect_api(state_dir):
+            from penstock.flows.run.repair import repair_run
 
-        for run in suspects:
-            # Opening Prefect takes seconds; another process may have continued the run meanwhile.
-            with contextlib.suppress(LeaseHeldError), contextlib.ExitStack() as held:
-                with choosing_a_run(ledger.storage, run.pipeline):
-                    held.enter_context(hold_lease(ledger.storage, lease_of(run)))
-                now = ledger.load_run(run.run)
-                if now is None:
-                    continue
-                if repair_run(ledger, now, state_dir) or not any(attempt.is_open for attempt in ledger.attempts(run.run)):
-                    repaired.append(run.run)
+            for run in suspects:
+                # Opening Prefect takes seconds; another process may have continued the run meanwhile.
+                with contextlib.suppress(LeaseHeldError), contextlib.ExitStack() as held:
+                    with choosing_a_run(ledger.storage, run.pipeline):
+                        held.enter_context(hold_lease(ledger.storage, lease_of(run)))
+                    now = ledger.load_run(run.run)
+                    if now is None:
+                        continue
+                    if repair_run(ledger, now, state_dir) or not any(attempt.is_open for attempt in ledger.attempts(run.run)):
+                        repaired.append(run.run)
+    except ServiceError as error:
+        print(f"warning: not repaired: {error}", file=sys.stderr)
     return repaired

@@ -34,6 +34,7 @@ from penstock.digest import digest_of
 from penstock.errors import ResumeError
 from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.schema import Split
+from penstock.lease import last_heartbeat
 from penstock.machine.process import ProcessIdentity
 from penstock.redact import first_line
 from penstock.storage import Storage
@@ -126,6 +127,7 @@ class Attempt(Section):
     process: ProcessIdentity
     started: str
     ended: str | None = None
+    """None, too, if its process vanished and no heartbeat is on record."""
     status: Status = "running"
     prefect_flow_run_id: str | None = None
     prefect_missed_end: bool = False
@@ -374,6 +376,15 @@ class Ledger:
         )
         self.save_attempt(run_id, attempt)
         return attempt
+
+    def as_ended(self, run: Run, attempt: Attempt) -> Attempt:
+        """Return an attempt whose process is gone with its status, and the last heartbeat of its lease as its end."""
+        # At the end of an attempt the run's record is written first: it may already hold the status.
+        knows = run.status != "running" and run.result.get("attempt") == attempt.number
+        seen = last_heartbeat(self.storage, lease_of(run), attempt.process)
+        beat = None if seen is None else dt.datetime.fromtimestamp(seen, dt.UTC).isoformat(timespec="seconds")
+        ended = None if beat is None else max(attempt.started, beat)
+        return attempt.model_copy(update={"status": run.status if knows else "killed", "ended": ended})
 
     def save_attempt(self, run_id: str, attempt: Attempt) -> None:
         """Write an attempt's record."""

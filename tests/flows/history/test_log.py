@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from pathlib import Path
 
@@ -11,9 +12,13 @@ from penstock.errors import DataError, SpecError
 from penstock.flows.answer import LineConsole
 from penstock.flows.history.log import collect_log, show_log
 from penstock.flows.history.which_run import RunNames
+from penstock.flows.run.repair import close_attempts
 from penstock.flows.spec_file import load_spec
+from penstock.lease import LeaseHolder
+from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
-from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.records.at_work import choosing_a_run
+from penstock.tasks.records.ledger import Ledger, lease_of
 from tests.drills.project import make_project
 
 
@@ -42,6 +47,30 @@ def test_log_names_a_model_at_the_attempt_that_registered_it(tmp_path: Path) -> 
         attempt = ledger.new_attempt(run.run)
         ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "model_uri": version}))
     assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", None]
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_killed_attempt_took_until_its_last_heartbeat(tmp_path: Path, beats: bool) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    ledger.save_run(run)
+    gone = ProcessIdentity.current().model_copy(update={"started": 0.0})
+    began = "2026-01-01T00:00:00+00:00"
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={"process": gone, "started": began}))
+    if beats:
+        beat = dt.datetime.fromisoformat(began).timestamp() + 16
+        holder = LeaseHolder(owner="o", process=gone, heartbeat=beat)
+        ledger.storage.write_json(f"{lease_of(run)}/00000001.json", holder.model_dump(mode="json"))
+
+    def logged() -> list[tuple[str, str]]:
+        return [(entry["outcome"], entry["took"]) for entry in collect_log(file)["attempts"]]
+
+    assert logged() == [("killed", "0:00:16" if beats else "")], "before a command repairs it"
+    with choosing_a_run(ledger.storage, "drill"):  # it deletes the lease
+        assert close_attempts(ledger, run, ledger.attempts(run.run)) == "killed"
+    assert logged() == [("killed", "0:00:16" if beats else "")]
+    assert ledger.attempts(run.run)[0].status == "killed"
 
 
 def test_log_shows_error_and_next_step(tmp_path: Path) -> None:

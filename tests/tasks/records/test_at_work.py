@@ -14,7 +14,7 @@ import pytest
 from penstock import lease as lease_module
 from penstock.errors import LeaseHeldError, ServiceError
 from penstock.flows.run.decisions import Continue, NewRun, Refuse, avoid_busy_run, others_at_work, refuse_same_training
-from penstock.lease import current_holder, hold_lease
+from penstock.lease import LeaseHolder, current_holder, hold_lease, last_heartbeat
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run, holders_of_runs
 from penstock.tasks.records.keys import StageKey
@@ -80,8 +80,13 @@ def test_choosing_removes_dead_leases_only(tmp_path: Path) -> None:
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
         assert [*holders_of_runs(storage, "p")] == ["works"]
+        (record,) = storage.list(leases["killed"])
+        holder = LeaseHolder.model_validate(storage.read_json(f"{leases['killed']}/{record}"))
         with choosing_a_run(storage, "p"):
             assert storage.list("pipelines/p/leases") == ["works"]
+        assert last_heartbeat(storage, leases["killed"], holder.process) == holder.heartbeat, (
+            "which the record of its end needs"
+        )
     finally:
         works.communicate(input="")
 
