@@ -229,14 +229,6 @@ def _refusal(storage: Storage, path: str, holder: LeaseHolder) -> LeaseHeldError
     )
 
 
-def _loss(storage: Storage, path: str, usurper: LeaseHolder | None) -> LeaseHeldError:
-    return LeaseHeldError(
-        f"{storage.uri(path)} was taken over by {usurper or 'another process'}: this process had been silent for so long that "
-        "it counted as dead; it ends and writes nothing more",
-        next_step="leave the run to that process, or run the same command once it has ended: it continues",
-    )
-
-
 def _beat(
     storage: Storage,
     path: str,
@@ -250,8 +242,12 @@ def _beat(
             last = _last_generation(storage, path)
             newest = _read(storage, path, max(last, generation))
             if last > generation or (newest is not None and newest.owner != holder.owner):
-                on_lost(_loss(storage, path, newest))
-                return
+                error = LeaseHeldError(
+                    f"{storage.uri(path)} was taken over by {newest or 'another process'}: this process had been silent for so "
+                    "long that it counted as dead; it ends and writes nothing more",
+                    next_step="leave the run to that process, or run the same command once it has ended: it continues",
+                )
+                return on_lost(error)
             _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
         except Exception:
             # Every store has errors of its own, and one that is away for a moment does not stop the run: EXPIRES_S leaves

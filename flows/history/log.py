@@ -34,8 +34,7 @@ def collect_log(file: Path | None) -> dict[str, Any]:
         entries.append(_entry(run, attempt, best.get(run.pipeline)))
         about = sweeps.get(run.run, {})
         entries[-1] |= {"sweep": about.get("sweep") if attempt.number == newest[run.run] else None}
-        trial = about.get("trial")
-        if trial is not None and attempt.status == "partial":
+        if (trial := about.get("trial")) is not None and attempt.status == "partial":
             entries[-1]["outcome"] = f"trial {trial['number']} {trial['state']}"
         if entries[-1]["value"] is not None:
             best[run.pipeline] = entries[-1]["value"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -89,8 +90,16 @@ class RunNames:
         """Find the run that made a version of the model: `models:/name/3`, `name/3`, `3` or `v3`."""
         model, _, version = name.removeprefix("models:/").rpartition("/")
         wanted = (model, version if model else version.removeprefix("v"))
-        for run in self.runs:
-            of_run, _, made = str(run.result.get("model_uri")).removeprefix("models:/").rpartition("/")
+        now = ((run, run.result.get("model_uri"), 0) for run in self.runs)
+        before = ((run, each.model_uri, each.number) for run in self.runs for each in self.ledger.attempts(run.run))
+        for run, uri, attempt in itertools.chain(now, before):
+            of_run, _, made = str(uri).removeprefix("models:/").rpartition("/")
             if wanted == (of_run if model else "", made):
-                return run
+                if not attempt:
+                    return run
+                later = run.result.get("model_uri") or "a later attempt"
+                raise SpecError(
+                    f"{uri} is of attempt {attempt} of run {run.run}, whose results are now those of {later}",
+                    next_step=f"penstock log has the results of each attempt; {run.run} names the run with those of now",
+                )
         return None

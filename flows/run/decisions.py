@@ -213,9 +213,8 @@ def _changes_train_rows(old: Mapping[str, Any], new: Mapping[str, Any], unfinish
 def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnResume, list[str]]:
     found: dict[OnResume, list[str]] = {rule: [] for rule in OnResume}
     for path, rule in resume_rules(TrainSpec):
-        if path == "recipe":
-            continue
-        found[rule] += _describe_change(f"train.{path}", _at(old, path), _at(new, path))
+        if path != "recipe":
+            found[rule] += _describe_change(f"train.{path}", _at(old, path), _at(new, path))
     return found
 
 

@@ -30,11 +30,14 @@ def test_log_names_older_version_with_its_attempt(tmp_path: Path) -> None:
     for version in ("models:/drill/1", "models:/drill/2"):
         attempt = ledger.new_attempt(run.run).model_copy(update={"status": "done", "model_uri": version, "stages": stages})
         ledger.save_attempt(run.run, attempt)
-    ledger.save_run(run.model_copy(update={"status": "done", "result": {"model_uri": "models:/drill/2"}}))
+    ledger.save_run(run.model_copy(update={"status": "done", "result": {"attempt": 2, "model_uri": "models:/drill/2"}}))
     assert RunNames(file).find("2").run == RunNames(file).find("models:/drill/2").run == run.run
-    for name in ("1", "v1", "models:/drill/1", "3"):  # version 1 is of an attempt, and its run has another by now
-        with pytest.raises(SpecError, match=f"there is no run '{name}'"):
+    for name in ("1", "v1", "models:/drill/1"):
+        with pytest.raises(SpecError, match=r"^models:/drill/1 is of attempt 1 of .* now those of models:/drill/2") as told:
             RunNames(file).find(name)
+        assert run.run in told.value.next_step
+    with pytest.raises(SpecError, match="there is no run '3'"):
+        RunNames(file).find("3")
     assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]
 
 
