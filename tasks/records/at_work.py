@@ -12,6 +12,7 @@ never begin it twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from penstock.errors import LeaseHeldError
@@ -59,5 +60,6 @@ def holders_of_runs(
     """
     folder = run_leases(pipeline)
     names = storage.list(folder) if runs is None else runs
-    found = {run: current_holder(storage, f"{folder}/{run}", watch=watch) for run in names}
-    return {run: holder for run, holder in found.items() if holder is not None}
+    with ThreadPoolExecutor(64) as pool:  # a dead holder on another machine is watched for 15 s
+        found = pool.map(lambda run: current_holder(storage, f"{folder}/{run}", watch=watch), names)
+        return {run: holder for run, holder in zip(names, found, strict=True) if holder is not None}

@@ -45,17 +45,22 @@ def take_inventory(ledger: Ledger, pipeline: str, aliased: Mapping[str, str]) ->
         runs = [run for run in pool.map(lambda name: _run(storage, name), names) if run is not None]
         uses = tuple(pool.map(lambda run: _use(ledger, run, sources), runs))
         units = dict(zip(datasets, pool.map(lambda key: _units(storage, key), datasets), strict=True))
+        # All at once: a dead holder on another machine is watched for 15 s.
+        pipelines = storage.list("pipelines")
+        beginning = pool.map(lambda each: current_holder(storage, lease_path(each), watch=True), pipelines)
+        for each, holder in zip(pipelines, beginning, strict=True):
+            if holder is not None:
+                raise LeaseHeldError(
+                    f"a run of pipeline {each!r} begins or is repaired: {holder.process}", next_step="clean again in a moment"
+                )
+        holders = pool.map(lambda each: holders_of_runs(storage, each, watch=True), pipelines)
+        sweeps = pool.map(lambda each: current_holder(storage, sweep_lease_path(each), watch=True), pipelines)
     # A run that is done counts as ended, although its process may still clean up, as `retention` has it.
     done = {run.run for run in runs if run.status == "done"}
     working: dict[str, str] = {}
-    for each in storage.list("pipelines"):
-        if (holder := current_holder(storage, lease_path(each), watch=True)) is not None:
-            raise LeaseHeldError(
-                f"a run of pipeline {each!r} begins or is repaired: {holder.process}", next_step="clean again in a moment"
-            )
-        held = {run: holder.process for run, holder in holders_of_runs(storage, each, watch=True).items() if run not in done}
-        working |= {run: f"run {run} is at work: {process}" for run, process in held.items()}
-        if (holder := current_holder(storage, sweep_lease_path(each), watch=True)) is not None:
+    for each, of_runs, holder in zip(pipelines, holders, sweeps, strict=True):
+        working |= {run: f"run {run} is at work: {of.process}" for run, of in of_runs.items() if run not in done}
+        if holder is not None:
             if each == pipeline:
                 raise LeaseHeldError(
                     f"a sweep of pipeline {pipeline!r} is at work: {holder.process}", next_step="clean when it has ended"

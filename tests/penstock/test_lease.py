@@ -134,13 +134,13 @@ def test_lease_of_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
         assert holder.process.pid == os.getpid()
 
 
-def left_abroad(storage: Storage, silent_s: float) -> dict[str, Any]:
+def left_abroad(storage: Storage, silent_s: float, path: str = "lease") -> dict[str, Any]:
     """Write the lease of a process on another machine whose last heartbeat was `silent_s` ago by this machine's clock."""
-    with hold_lease(storage, "lease") as holder:
+    with hold_lease(storage, path) as holder:
         pass
     process = {**holder.process.model_dump(), "host": "elsewhere", "machine": "another boot"}
     abroad = {**holder.model_dump(), "process": process, "released": False, "heartbeat": time.time() - silent_s}
-    storage.write_json("lease/00000001.json", abroad)
+    storage.write_json(f"{path}/00000001.json", abroad)
     return abroad
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from penstock.ingest.materialize.build import damaged_shards
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import CLEANUP_LEASE, choosing_a_run
-from penstock.tasks.records.ledger import Ledger, StageRecord, run_leases, sweep_lease_path
+from penstock.tasks.records.ledger import Ledger, StageRecord, lease_path, run_leases, sweep_lease_path
 from penstock.tasks.retention.clean import Cleaning
 from penstock.tasks.retention.plan import CleanupPlan, Deletion
 from penstock.tasks.retention.spec import RetentionSpec
 from tests import ROOT
+from tests.penstock.test_lease import left_abroad
 from tests.tasks.retention.recorded_nights import begin, night, nights, prepare, source_of, use_rows
 
 ONE = RetentionSpec(keep_runs=1)
@@ -225,6 +227,18 @@ def test_done_run_that_still_cleans_up_is_the_newest(tmp_path: Path, status: Any
     ledger.save_run(newest.model_copy(update={"status": status}))
     with hold_lease(storage, f"{run_leases('p')}/r02"):
         assert {each.name for each in freed(storage) if each.kind == "run"} == goes
+
+
+def test_dead_holders_elsewhere_are_watched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "WATCH_S", 1.0)
+    storage = Storage(str(tmp_path / "state"))
+    nights(storage, tmp_path, 2)
+    runs = [f"{run_leases(pipeline)}/lost-{number}" for pipeline in "pqr" for number in range(4)]
+    for path in (*runs, *map(sweep_lease_path, "pqr"), *map(lease_path, "qr")):
+        left_abroad(storage, 3600, path)
+    began = time.monotonic()
+    assert {each.name for each in freed(storage) if each.kind == "run"} == {"r01"}
+    assert time.monotonic() - began < 8, "17 leases, a second each if one is watched after the other"
 
 
 def test_second_cleaning_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
