@@ -134,7 +134,7 @@ def hiding_secrets() -> Iterator[None]:
     except BaseException as error:
         clean = _without_secrets(error, {})
         if clean is not error:
-            raise clean from None
+            raise clean from clean.__cause__ or (None if clean.__suppress_context__ else clean.__context__)
         raise
 
 
@@ -290,16 +290,22 @@ def _without_secrets(error: BaseException, seen: dict[int, BaseException]) -> Ba
     if (key := id(error)) in seen:
         return seen[key]
     seen[key] = error
+    if isinstance(error, BaseExceptionGroup):
+        members = [_without_secrets(member, seen) for member in error.exceptions]
+        if any(clean is not member for clean, member in zip(members, error.exceptions, strict=True)):
+            made = BaseExceptionGroup(error.message, members)
+            with contextlib.suppress(Exception):  # a class of the user's that cannot be derived
+                made = error.derive(members)
+            made.__dict__.update(error.__dict__)  # the notes, too
+            made.__cause__, made.__context__ = error.__cause__, error.__context__
+            made.__suppress_context__ = error.__suppress_context__
+            seen[key] = error = made.with_traceback(error.__traceback__)
     for link in ("__cause__", "__context__"):
         behind = getattr(error, link)
         if behind is not None and (clean := _without_secrets(behind, seen)) is not behind:
             suppressed = error.__suppress_context__  # set by setting a cause
             setattr(error, link, clean)
             error.__suppress_context__ = suppressed
-    if isinstance(error, BaseExceptionGroup):
-        members = [_without_secrets(member, seen) for member in error.exceptions]
-        if any(clean is not member for clean, member in zip(members, error.exceptions, strict=True)):
-            seen[key] = error = error.derive(members).with_traceback(error.__traceback__)
     error.args = tuple(_clean(value, seen) for value in error.args)
     for name in {*getattr(error, "__dict__", ()), "filename", "filename2", "strerror"}:
         value = getattr(error, name, None)

@@ -11,6 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 import requests
@@ -278,6 +279,26 @@ def test_group_with_unchangeable_member_keeps_the_others() -> None:
     replaced, kept = caught.value.exceptions
     assert str(replaced) == "ValueError: {'password': '***'}" and isinstance(kept, KeyError)
     assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
+class Underivable(ExceptionGroup[Exception]):
+    def derive(self, excs: object) -> NoReturn:
+        raise TypeError("derive")
+
+
+@pytest.mark.parametrize("kind", [ExceptionGroup, Underivable])
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_replaced_group_keeps_notes_attributes_and_cause(kind: type[ExceptionGroup[Exception]], link: str) -> None:
+    with pytest.raises(ExceptionGroup, match="two") as caught, hiding_secrets():
+        group, behind = kind("two", [ValueError({"password": SECRET}), KeyError("a")]), LookupError("behind")
+        group.add_note("look here")
+        group.code = 3  # type: ignore[attr-defined]
+        setattr(group, link, behind)
+        behind.__context__ = group
+        raise group
+    text = "".join(traceback.format_exception(caught.value))
+    assert "look here" in text and "LookupError: behind" in text and "canary" not in text
+    assert caught.value.code == 3  # type: ignore[attr-defined]
 
 
 def test_unchangeable_error_becomes_runtime_error() -> None:
