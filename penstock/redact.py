@@ -39,8 +39,9 @@ _SECRET_VARIABLE = re.compile(
     r"|auth_?string|conn(ection)?_?str(ing)?s?(__\w+)?|(^|_)dsn|creds|credentials?|(^|_)(jwt|sas|cookie|bearer|auth)|authorization"
     r"|webhook(_url)?)(_?\d+)?$"
     r"|(passwo?r?d|passphrase|secret|token|(api|access|secret|private|account|encryption|signing)_?key)_"
-    # Not `TOKEN_URL` or `API_KEY_FILE`, which say where one is, or which.
-    r"(?!(\w+_)?(files?|paths?|dir|folder|url|uri|endpoint|host|names?|type|header|provider|issuer|audience|scopes?|arn)$)\w+$",
+    # Not `TOKEN_URL` or `API_KEY_FILE`, which say where one is, or which, and not `TOKEN_LIMIT`, a rule for them.
+    r"(?!(\w+_)?(files?|paths?|dir|folder|url|uri|endpoint|host|names?|type|header|provider|issuer|audience|scopes?|arn"
+    r"|namespace|store|limit|policy|project|bucket|mode|ttl(_\w+)?|version|validation)$)\w+$",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+@")  # to the last @, as URLs are split: a password may hold one

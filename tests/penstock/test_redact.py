@@ -106,6 +106,7 @@ def test_redact_text_hides_every_form_of_secret(text: str) -> None:
         ),
         *("BASIC_AUTH", "RSA_PRIVATE_KEY_PEM", "DB_CONN_STR", "ConnectionStrings__Shop", "SECRET_KEY_BASE", "CLIENT_SECRETS"),
         *("DB_PASSWORD_PROD", "SNOWFLAKE_PASSWORD_2", "PASSWORD1", "API_KEY_PROD", "SLACK_TOKEN_BOT", "ENCRYPTION_KEY_HEX"),
+        *("BUCKET_SECRET", "STORE_TOKEN", "PROJECT_API_KEY", "TOKEN_PROJECT_BOT"),
     ],
 )
 def test_value_of_variable_named_like_secret_is_hidden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,14 @@ def test_value_of_variable_named_like_secret_is_hidden(name: str, monkeypatch: p
     assert redact_text("it printed vault-0815") == "it printed ***"
 
 
-@pytest.mark.parametrize("name", ["MONKEY", "MONKEY_2", "TOKENIZER_PATH", "KEYBOARD", "TOKEN_URL", "DB_PASSWORD_FILE"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("MONKEY", "MONKEY_2", "TOKENIZER_PATH", "KEYBOARD", "TOKEN_URL", "DB_PASSWORD_FILE"),
+        *("SECRET_NAMESPACE", "SECRET_STORE", "TOKEN_LIMIT", "TOKEN_VALIDATION", "PASSWORD_POLICY"),
+        *("SECRET_MANAGER_PROJECT", "TOKEN_BUCKET", "AUTH_TOKEN_TTL_SECONDS", "API_KEY_VERSION"),
+    ],
+)
 def test_value_of_variable_with_harmless_name_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "vault-0815")
     assert redact_text("it printed vault-0815") == "it printed vault-0815"
