@@ -260,5 +260,7 @@ def _nested(values: np.ndarray) -> pa.Array:
 
 def _cells(column: pa.ChunkedArray) -> Any:
     """Return the cells of a DataFrame's column: text and lists as Python has them."""
+    if pa.types.is_integer(column.type) and column.null_count:
+        return pd.array(column.to_pylist(), "Int64")  # not floats in all rows
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
     return column.to_numpy() if plain else column.to_pylist()

@@ -42,6 +42,14 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         """
         try:
             found = self.model.predict(model_input, **(params or {}))
-            return found.astype(object).where(found.notna(), None) if "error" in found else found  # a NaN is not JSON
         except PenstockError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
+        for name in found.columns:
+            if found[name].hasnans or found[name].dtype == object:
+                found[name] = pd.Series([_without_nan(value) for value in found[name]], found.index, object)
+        return found
+
+
+def _without_nan(value: Any) -> Any:
+    """Put None in the place of NaN, which is not JSON, also in lists."""
+    return [*map(_without_nan, value)] if isinstance(value, list) else None if value is pd.NA or value != value else value

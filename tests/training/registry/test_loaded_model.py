@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from mlflow.utils.proto_json_utils import NumpyEncoder
 
 from penstock.errors import CheckpointError, DataError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -22,6 +25,7 @@ from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.registry.given_rows import refuse_absent
 from penstock.training.registry.loaded_model import MODEL_FILE, SHOWN_PROBLEMS, LoadedModel, answer_table
+from penstock.training.registry.serving import ServedModel
 from penstock.training.spec import TrainSpec
 from tests.ingest.preparing import Source
 from tests.training.predict.test_score import made_model, people
@@ -149,3 +153,17 @@ def test_row_whose_scores_are_nan_has_no_class() -> None:
     numbers = FeedSchema(columns=(ColumnInfo(name="y", dtype="float64"),), label="y")
     exact = torch.tensor([1700000037.0], dtype=torch.float64)
     assert answer_table(exact, numbers, "logits")["prediction"].to_pylist() == [1700000037.0]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "report"])
+def test_nan_scores_leave_other_classes_integers_json_null(model: LoadedModel, on_error: str) -> None:
+    odd, served = copy.copy(model), ServedModel()
+    schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label="y", num_classes=2)
+    odd._answer = lambda *_: answer_table(torch.tensor([[0.0, 1.0], [torch.nan, 1.0]]).log(), schema, "logits")  # type: ignore[method-assign]
+    assert odd.predict(people(0, 2))["prediction"].tolist() == [1, pd.NA]
+    served.model = odd
+    answer = served.predict(None, people(0, 2).to_pandas(), {"on_error": on_error}).drop(columns="error", errors="ignore")
+    text = json.dumps(answer.to_dict(orient="records"), cls=NumpyEncoder, allow_nan=False)
+    rows = [[1, 1.0, [0.0, 1.0]], [None, None, [None, None]]]
+    assert json.loads(text) == [dict(zip(("prediction", "probability", "probabilities"), row, strict=True)) for row in rows]
+    assert '"prediction": 1,' in text
