@@ -395,6 +395,7 @@ def test_unsaved_state_of_any_shape_is_compared() -> None:
             self.many, self.generator = [0] * 20_000, torch.Generator().manual_seed(1)
             self.large, self.text, self.late = torch.zeros(20_000), "a", None
             self.teacher = torch.zeros(200, 1, 100).expand(200, 10**9, 100)
+            self.queue, self.bank = torch.zeros(65_536, 128), torch.zeros(1 << 24, 2)
             self.random, self.draws, self.names = random.Random(1), np.random.default_rng(1), {"b", "a"}
 
     model, recipe, loss = torch.nn.Linear(2, 2), Odd(), counter()
@@ -406,16 +407,14 @@ def test_unsaved_state_of_any_shape_is_compared() -> None:
     torch.rand(1, generator=recipe.generator)
     recipe.large += 1
     recipe.teacher.data[:, :1].mul_(0.9).add_(1)
+    recipe.queue.data[1:2], recipe.bank.data[1:4000] = 1, 1
     recipe.held[0], recipe.text, recipe.many[0], recipe.late = 2, "b", 1, 2  # type: ignore[assignment]
     recipe.names.add("c")
     recipe.random.random(), recipe.draws.random()
     recipe.call(), loss()
     model.weight.requires_grad_(False)
-    names = [
-        f"recipe.{name}"
-        for name in ("call", "draws", "generator", "held", "large", "late", "names", "random", "teacher", "text")
-    ]
-    names = ["loss()", *names]
+    changed = ("bank", "call", "draws", "generator", "held", "large", "late", "names", "queue", "random", "teacher", "text")
+    names = ["loss()", *(f"recipe.{name}" for name in changed)]
     assert state.changed(most=99) == [*names, "weight.requires_grad"] and state.changed() == names[:3]
     assert state.changed(saved=["b", 2], most=99) == [
         name for name in [*names, "weight.requires_grad"] if name[-4:] not in ("text", "late")
