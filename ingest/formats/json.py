@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from penstock.errors import DataError
@@ -132,25 +133,25 @@ class JsonReader(Reader):
                 raise pa.ArrowInvalid(f"{table.num_rows} objects on {block.rows} lines")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             table = self._parse_slowly(file, block, given, infer=schema is None)
-        self._refuse_rounded(file, block, table.schema)
+        self._refuse_rounded(file, block, table)
         return table if schema is None else table.select(schema.names)
 
-    def _refuse_rounded(self, file: SourceFile, block: Block, schema: pa.Schema) -> None:
+    def _refuse_rounded(self, file: SourceFile, block: Block, table: pa.Table) -> None:
         """Pyarrow makes a float of an integer from 2**63 on, beside a fraction or for `data.types`, whatever is lost."""
-        wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
-        floats = [field for field in wanted if _narrowest(field.type)]
+        wanted = [field for field in table.schema if self._columns is None or field.name in self._columns]
+        floats = [field for field in wanted if _narrowest(field.type) and _is_large(table.column(field.name))]
         if not floats or not has_long_integer(block.text, min(_narrowest(field.type) for field in floats)):
             return
         for number, text in block.numbered_lines():
-            item = json.loads(text)
+            item = json.loads(text, parse_float=_Fraction)
             for field in floats:
                 rounded = next(_rounded(item.get(field.name), field.type), None)
                 if rounded is not None:
                     raise DataError(
                         f"{file.uri}, line {number}: column {field.name!r} holds {rounded}, which no {field.type} holds "
                         "without rounding",
-                        next_step=f"set data.types: {{{in_yaml(field.name)}: string}} "
-                        "(or uint64 where no value has a fraction)",
+                        next_step=f"set data.types: {{{in_yaml(field.name)}: string}} (or "
+                        f"{'uint64 where no value has a fraction' if _narrowest(field.type) == 64 else 'double'})",
                     )
 
     def _parse_slowly(self, file: SourceFile, block: Block, given: pa.Schema, *, infer: bool) -> pa.Table:
@@ -209,6 +210,17 @@ def _narrowest(kind: pa.DataType) -> int:
     return int(kind.bit_width) if pa.types.is_floating(kind) else 0
 
 
+def _is_large(column: pa.ChunkedArray) -> bool:
+    """Whether there are floats of more digits than are always exact."""
+    kind = column.type
+    if is_list(kind):
+        return _is_large(pc.list_flatten(column))
+    if pa.types.is_struct(kind):
+        return any(_is_large(pc.struct_field(column, index)) for index in range(kind.num_fields))
+    largest = pc.max(pc.abs(pc.cast(column, pa.float64()))).as_py() if _narrowest(kind) else None
+    return largest is not None and largest >= 10 ** (_narrowest(kind) // 4 - 1)
+
+
 def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
     """Yield the integers in `value` that a float of the column's type would round."""
     if isinstance(value, list) and is_list(kind):
@@ -217,8 +229,11 @@ def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
     elif isinstance(value, dict) and pa.types.is_struct(kind):
         for field in kind:
             yield from _rounded(value.get(field.name), field.type)
-    elif pa.types.is_floating(kind) and isinstance(value, int) and not fits_double(value, kind.bit_width):
-        yield value
+    elif pa.types.is_floating(kind):
+        if isinstance(value, _Fraction) and value.text.rstrip("0").endswith("."):
+            value = int(value.text.partition(".")[0])
+        if isinstance(value, int) and not fits_double(value, kind.bit_width):
+            yield value
 
 
 def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:

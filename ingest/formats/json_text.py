@@ -40,7 +40,7 @@ _BOM_AND_BLANK = b"\xef\xbb\xbf \t\r\n"
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 """Finds where an object ends; its numbers are read from its text later."""
 
-_LONG_INTEGER = r"(^|[^0-9.])[0-9]{%d,}([^0-9.eE]|$)"
+_LONG_INTEGER = r"(^|[^0-9.])[0-9]{%d,}(\.0*)?([^0-9.eE]|$)"
 
 
 class Block(NamedTuple):
@@ -172,7 +172,7 @@ def _after_blank(text: str, at: int) -> int:
 
 
 def has_long_integer(text: bytes, width: int = 64) -> bool:
-    """Whether there are 16 digits or more (8, 4) of no fraction: all integers that a float may round, and some others."""
+    """Whether there are 16 digits or more (8, 4) of no fraction but 0: all integers that a float may round, and some others."""
     return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), _LONG_INTEGER % (width // 4)).as_py())
 
 

@@ -67,12 +67,16 @@ def test_a_column_has_the_type_that_all_its_cells_fit(cells: list[str], kind: pa
 
 _NUMBER = re.compile(cell_types._NUMBER, re.ASCII)
 
-_LONG = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
+_LONG = re.compile(rb"(?<![0-9.])[0-9]{16,}(\.0*)?(?![0-9.eE])")
 
 
 @settings(max_examples=300, deadline=None)
-@given(parts=st.lists(st.sampled_from([b"1" * 15, b"2" * 16, b"3" * 31, b".", b"e", b" ", b"-", b"\n", b"\r\n", b"{}", b","])))
+@given(
+    parts=st.lists(
+        st.sampled_from([b"1" * 15, b"2" * 16, b"3" * 31, b".", b"0", b"e", b" ", b"-", b"\n", b"\r\n", b"{}", b","])
+    )
+)
 def test_long_integers_are_found_by_their_bytes(parts: list[bytes]) -> None:
     text = b"".join(parts)
     assert has_long_integer(text) == bool(_LONG.search(text))
-    assert has_long_integer(text, 32) == bool(re.search(rb"(?<![0-9.])[0-9]{8,}(?![0-9.eE])", text))
+    assert has_long_integer(text, 32) == bool(re.search(rb"(?<![0-9.])[0-9]{8,}(\.0*)?(?![0-9.eE])", text))

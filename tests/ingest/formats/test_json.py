@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import DataError
+from penstock.ingest.formats import json as json_format
 from penstock.ingest.formats import json_text
 from penstock.ingest.formats.registry import reader_of
 from tests.ingest.reading import read_rows, read_snapshot, write_files
@@ -55,6 +56,7 @@ def test_values_of_several_kinds_read_as_the_given_type(tmp_path: Path) -> None:
         ('{"id": 9007199254740993}\n{"id": 0.5}\n', "line 1: column 'id' holds 9007199254740993"),
         ('{"id": 5}\n{"id": [{"n": [18446744073709551615]}]}\n'[10:], "line 1: column 'id' holds 18446744073709551615"),
         ('{"id": 1' + "0" * 400 + "}\n", "line 1: column 'id' holds 1000"),
+        ('{"id": 0.5}\n{"id": 9007199254740993.0}\n', "line 2: column 'id' holds 9007199254740993"),
     ],
 )
 def test_an_integer_that_a_double_would_round_is_refused(tmp_path: Path, content: str, place: str) -> None:
@@ -66,6 +68,25 @@ def test_an_integer_that_a_double_would_round_is_refused_where_another_file_has_
     files: dict[str, str | bytes] = {"a.jsonl": '{"id": 9007199254740993}\n', "b.jsonl": '{"id": 1.5}\n'}
     assert "a.jsonl, line 1: column 'id' holds 9007199254740993" in refusal(tmp_path, files)
     assert read_rows(tmp_path, "json", types={"id": "string"}).column("id").to_pylist() == ["9007199254740993", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [("float", "16777216.0", "16777217.0"), ("list<float>", "[1, 3e9]", "[1, 16777217]"), ("halffloat", "2050", "2049")],
+)
+def test_integer_beyond_a_narrow_float_is_refused(tmp_path: Path, kind: str, good: str, bad: str) -> None:
+    write_files(tmp_path, {"a.jsonl": f'{{"id": {good}}}\n'})
+    assert read_rows(tmp_path, "json", types={"id": kind}).column("id").to_pylist() == [json.loads(good)]
+    write_files(tmp_path, {"a.jsonl": f'{{"id": {good}}}\n{{"id": {bad}}}\n'})
+    with pytest.raises(DataError, match=r"line 2: column 'id' holds .* without rounding") as refused:
+        read_rows(tmp_path, "json", types={"id": kind})
+    assert refused.value.next_step == "set data.types: {id: string} (or double)"
+
+
+def test_small_floats_beside_long_integers_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(json_format, "has_long_integer")
+    write_files(tmp_path, {"a.jsonl": '{"t": 1700000000000000000, "x": [0.5, null], "y": {"z": -1.5}}\n'})
+    assert read_rows(tmp_path, "json", types={"x": "list<float>"}).column("x").to_pylist() == [[0.5, None]]
 
 
 def test_long_integers_are_read_as_the_type_that_is_given(tmp_path: Path) -> None:
