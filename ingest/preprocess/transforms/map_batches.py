@@ -304,7 +304,7 @@ def _from_numpy(target: str, name: str, values: Any, count: int, *, copied: bool
         if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
             return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise wrong_result(target, f"returned column {name!r} of dtype {array.dtype}, which cannot be kept: {error}") from error
 
 

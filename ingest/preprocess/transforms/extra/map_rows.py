@@ -142,7 +142,10 @@ def _array(values: list[Any]) -> np.ndarray:
     ):
         return np.stack(values)
     if all(isinstance(each, bool | int | float | np.generic) and not isinstance(each, str | bytes) for each in values):
-        return np.asarray(values)
+        made = np.asarray(values)
+        exact = (int(new) == int(each) for each, new in zip(values, made, strict=True) if isinstance(each, int | np.integer))
+        if made.dtype.kind != "f" or all(exact):  # floats would round integers beyond 2**53
+            return made
     objects = np.empty(len(values), object)
     for row, value in enumerate(values):
         objects[row] = np.asarray(value) if isinstance(value, list) else value

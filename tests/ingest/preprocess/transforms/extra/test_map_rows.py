@@ -48,6 +48,14 @@ def run(folder: Path, kind: str, body: str, table: pa.Table = TABLE, **options: 
     return rows
 
 
+def test_map_large_integer_beside_null_is_exact_or_refused(tmp_path: Path) -> None:
+    given = pa.table({"s": pa.array([2**60 + 1, None])})
+    assert run(tmp_path, "map", "def f(row): return {'t': row['s']}", given).table["t"].to_pylist() == [2**60 + 1, None]
+    for other in ("0.5", "2**63"):
+        with pytest.raises(DataError, match="returned column 't' of dtype object, which cannot be kept"):
+            run(tmp_path, "map", f"def f(row): return {{'t': row['s'] if row['s'] > 0 else {other}}}", given)
+
+
 def test_map_keeps_what_it_returns_as_it_came(tmp_path: Path) -> None:
     rows = run(tmp_path, "map", "def f(row): return {**row, 'n': -1 if row['text'] is None else len(row['text'])}")
     assert rows.table.select(TABLE.column_names) == TABLE.combine_chunks()
