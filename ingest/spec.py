@@ -114,14 +114,10 @@ def _rises(value_range: tuple[float, float]) -> tuple[float, float]:
 ValueRange = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rises)]
 
 
-def _held_out_kind(value: object) -> str:
-    return "SplitRule" if isinstance(value, dict | SplitRule) else "str"
-
-
 HeldOut = Annotated[
     Annotated[SplitRule, Tag("SplitRule")] | Annotated[str, Tag("str")],
     # By the value's form: a plain union would also report that a rule with a wrong fraction is not a URI.
-    Discriminator(_held_out_kind),
+    Discriminator(lambda value: "SplitRule" if isinstance(value, dict | SplitRule) else "str"),
 ]
 
 

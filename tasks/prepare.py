@@ -24,7 +24,6 @@ from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
-from penstock.ingest.preprocess.transform_spec import FittedPreprocess
 from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.read.strata import with_strata
@@ -77,10 +76,6 @@ def _preprocess(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     progress, parallel = ctx.reporter.progress("preprocess"), ctx.parallel("preprocess")
     fitted = fit_preprocess(spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, progress, parallel=parallel)
     return fitted.model_dump(mode="json"), "ran"
-
-
-def _preprocess_facts(output: dict[str, Any]) -> Facts:
-    return (("transforms", str(len(FittedPreprocess.model_validate(output).steps))),)
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -270,7 +265,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
                 uri=source if isinstance(source, str) else spec.train,
                 profile=data.split_profile(split),
             )
-    facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
+    uri = ctx.storage.uri(f"datasets/{manifest.key}") if manifest.num_shards else spec.train  # for `open_feed`
+    facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": uri}
     tracker.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
     tracker.log_json("manifest.json", output)
     indent = 1 if len(ctx.snapshot.files) <= MAX_FILES else None
@@ -282,13 +278,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
         tracker.log_metrics({"data/rows_left_out": float(sum(manifest.extra["dropped"].values()))}, 0)
 
 
-def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
-    """Return the dataset's URI for `open_feed`, or the source's if no rows are on disk."""
-    return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.num_shards else ctx.project.spec.data.train
-
-
 READ = Stage("read", _read, _read_facts)
 
-PREPROCESS = Stage("preprocess", _preprocess, _preprocess_facts)
+PREPROCESS = Stage("preprocess", _preprocess, lambda output: (("transforms", f"{len(output['steps'])}"),))
 
 MATERIALIZE = Stage("materialize", _materialize, _materialize_facts, _verify, publish=_show)

@@ -26,7 +26,7 @@ def render(**values: Any) -> str:
     """Fill in the template of this folder; all values are escaped."""
     template = files("penstock.flows.history").joinpath("report.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, seconds=_seconds)
+    environment.filters.update(number=_number, seconds=lambda s: f"{s:.1f} s" if s < 100 else dt.timedelta(seconds=round(s)))
     environment.globals.update(line_chart=line_chart)
     return environment.from_string(template).render(**values)
 
@@ -57,7 +57,3 @@ def _number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4f}" if isinstance(value, float) and 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value < 100 else str(dt.timedelta(seconds=round(value)))

@@ -52,7 +52,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         charts=_charts(points),
         throughput=throughput_sentence(points, streamed=manifest is not None and STREAMS in manifest.extra),
         checkpoints=CheckpointStore(own).committed(),
-        figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
+        figures=[(name, base64.b64encode(own.read_bytes(f"figures/{name}")).decode()) for name in sorted(own.list("figures"))],
         environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
         command=attempts[-1].command if attempts else "",
     )
@@ -127,7 +127,3 @@ def _time_line(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
         bars = [{"stage": stage, "left": 100 * at / total, "width": max(0.4, 100 * s / total)} for stage, at, s in spans]
         found.append({"attempt": attempt, "seconds": total, "bars": bars})
     return found
-
-
-def _picture(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

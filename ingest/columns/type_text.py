@@ -32,7 +32,8 @@ def type_text(kind: pa.DataType) -> str:
     if isinstance(kind, pa.FixedShapeTensorType):
         return f"fixed_shape_tensor<{type_text(kind.value_type)}>{list(kind.shape)}".replace(" ", "")
     if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{_name_text(field.name)}: {type_text(field.type)}' for field in kind)}>"
+        names = [field.name if _PLAIN_NAME.fullmatch(field.name) else json.dumps(field.name) for field in kind]
+        return f"struct<{', '.join(f'{name}: {type_text(field.type)}' for name, field in zip(names, kind, strict=True))}>"
     if pa.types.is_map(kind):
         return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
     if pa.types.is_fixed_size_list(kind):
@@ -50,10 +51,6 @@ def has_type_text(kind: pa.DataType) -> bool:
         return parse_type(type_text(kind)) == kind
     except ValueError:
         return False
-
-
-def _name_text(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
 @functools.lru_cache(maxsize=1024)  # wide tables have thousands of columns of one type

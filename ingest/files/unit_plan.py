@@ -33,21 +33,14 @@ def plan_units(files: Sequence[SourceFile], unit_bytes: int) -> list[tuple[Sourc
             units.append(tuple(held))
         held, held_bytes = [], 0
 
-    for file in sorted(files, key=lambda file: (_rank(file.location), file.name)):
+    for file in sorted(files, key=lambda file: ([*SPLITS, file.location].index(file.location), file.location, file.name)):
         alone = file.size_bytes >= unit_bytes
         if alone or (held and held[-1].location != file.location) or held_bytes + file.size_bytes > CAP * unit_bytes:
             close()
         held.append(file)
         held_bytes += file.size_bytes
-        if alone or _unit_interval(file.name) < file.size_bytes / unit_bytes:
+        drawn = int.from_bytes(hashlib.blake2b(file.name.encode(), digest_size=8).digest(), "big") / 2**64
+        if alone or drawn < file.size_bytes / unit_bytes:
             close()
     close()
     return units
-
-
-def _unit_interval(name: str) -> float:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
-
-
-def _rank(location: str) -> tuple[int, str]:
-    return (SPLITS.index(location), "") if location in SPLITS else (len(SPLITS), location)

@@ -92,8 +92,8 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
         values, wrong = _typed(given.columns[field.name], field.type)
         columns.append(values)
         for row, value in wrong.items():
-            problem = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
-            problems.setdefault(row, problem)
+            kind = "bytes (in JSON: Base64)" if _may_be_encoded(field.type) else field.type
+            problems.setdefault(row, f"row {row}: column {field.name!r} holds {value}, which does not read as {kind}")
     return pa.table(columns, schema=schema), problems
 
 
@@ -195,7 +195,3 @@ def _bytes_of(value: Any) -> bytes:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"text that is not Base64: {error}") from error
-
-
-def _type_words(kind: pa.DataType) -> str:
-    return "bytes (in JSON: Base64)" if _may_be_encoded(kind) else str(kind)

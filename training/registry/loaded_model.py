@@ -126,8 +126,8 @@ class LoadedModel:
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
         answer = self._answer(features, self._batch_rows)
-        cells = {name: _cells(answer.column(name)) for name in answer.column_names}
-        table = pd.DataFrame(cells or {name: [] for name in _prediction_columns(self.schema)}, index=scored)
+        names = ["prediction", *(["probability", "probabilities"] if label_kind(self.schema) == "classification" else [])]
+        table = pd.DataFrame({name: _cells(answer.column(name)) if answer.num_columns else [] for name in names}, index=scored)
         if on_error == "report":
             # Nullable integers: others would become floats if a row failed.
             whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
@@ -213,11 +213,6 @@ def _refusal(problems: Mapping[int, str], num_rows: int) -> DataError:
         return DataError(lines[0], next_step=advice)
     shown = lines[:SHOWN_PROBLEMS] + ([f"and {len(lines) - SHOWN_PROBLEMS} more"] if len(lines) > SHOWN_PROBLEMS else [])
     return DataError(f"{len(lines)} of {counted(num_rows, 'row')} cannot be scored", problems=shown, next_step=advice)
-
-
-def _prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
-    """Return the columns of an answer, without `error`."""
-    return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
 
 
 def answer_table(output: Tensor, schema: FeedSchema, predicts: ClassScores) -> pa.Table:
