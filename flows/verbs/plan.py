@@ -113,8 +113,9 @@ def plan_pipeline(loaded: LoadedSpec) -> dict[str, Any]:
         if will_run:
             preflight = Preflight(loaded)
             preflight.ahead(writes=False)
-            trains = continued is None or stages[STAGES.index("train")]["action"] != "depends"
-            if "train" in will_run and ray_address() is None and trains:
+            finished = continued is not None and continued.done_key and continued.done_key == continued.keys["train"].key
+            depends = stages[STAGES.index("train")]["action"] == "depends"
+            if "train" in will_run and ray_address() is None and not (finished and depends):
                 _ = preflight.machine
             if plan["prepare"] and ray_address() is not None and will_run & set(BEFORE_TRAINING):
                 with ray_cluster(loaded.state_dir) as cluster:
@@ -233,7 +234,6 @@ def _plan_stage(
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
         return {**entry, "because": [problem]}, {}
     old = current.keys.get(stage.name) if current else None
-    # Without a key, the rows are not known yet.
     inputs = {name: value for name, value in (old.inputs if old else {}).items() if key.key or not name.startswith("rows.")}
     because = changed_inputs(inputs, key.inputs) if old else ["never run"]
     above = BEFORE_TRAINING if stage.name == "train" else [n.removeprefix("key.") for n in key.inputs if n.startswith("key.")]

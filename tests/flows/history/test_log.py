@@ -33,9 +33,9 @@ def test_log_names_older_version_with_its_attempt(tmp_path: Path) -> None:
     ledger.save_run(run.model_copy(update={"status": "done", "result": {"attempt": 2, "model_uri": "models:/drill/2"}}))
     assert RunNames(file).find("2").run == RunNames(file).find("models:/drill/2").run == run.run
     for name in ("1", "v1", "models:/drill/1"):
-        with pytest.raises(SpecError, match=r"^models:/drill/1 is of attempt 1 of .* now those of models:/drill/2") as told:
+        with pytest.raises(SpecError, match=r"^models:/drill/1 is of attempt 1 of .* now those of models:/drill/2") as refused:
             RunNames(file).find(name)
-        assert run.run in told.value.next_step
+        assert run.run in refused.value.next_step
     with pytest.raises(SpecError, match="there is no run '3'"):
         RunNames(file).find("3")
     assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]

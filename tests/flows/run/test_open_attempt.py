@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
-from penstock.errors import ResumeError
+from penstock.errors import PreflightError, ResumeError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.plan import plan_pipeline
 from penstock.storage import Storage
@@ -87,7 +87,7 @@ def test_prepared_rows_decide_about_file_of_test_rows(file: Path) -> None:
         planned = plan_pipeline(load_spec(file, overrides))
         assert (planned["decision"], {stage["action"] for stage in planned["stages"][4:]}) == ("new run", {then})
     again = run_here(file)
-    assert (again["run"], again["stages"][4]["outcome"]) == (first["run"], "reused"), "as the plan said"
+    assert (again["run"], again["stages"][4]["outcome"]) == (first["run"], "reused")
 
     storage, record = Storage(str(file.parent / ".penstock")), f"runs/{first['run']}/run.json"
     storage.write_json(record, {**storage.read_json(record), "status": "killed", "done_key": None})
@@ -100,5 +100,8 @@ def test_prepared_rows_decide_about_file_of_test_rows(file: Path) -> None:
     write("part-0.parquet", 1, rows["mean"])
     write("part-1.parquet", 2, pc.add(others, others))
     assert {stage["action"] for stage in plan_pipeline(load_spec(file))["stages"][4:]} == {"depends"}
+    with pytest.MonkeyPatch.context() as smaller, pytest.raises(PreflightError, match=r"0\.4 more CPU"):
+        smaller.setattr("penstock.flows.preflight.checks.machine_cpus", lambda: 0.1)
+        plan_pipeline(load_spec(file))  # this run trains on, unlike the finished one
     again = run_here(file)
     assert (again["run"], again["weights_digest"]) == (first["run"], first["weights_digest"])
